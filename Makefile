@@ -1,0 +1,39 @@
+# The reader's two commands are `make lab` and `make test`. Linux and macOS; the README has the same without make.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv/bin
+INSTALL = @$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test exercises notebooks lint
+
+help: ## show this list
+	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo 'Settings: PYTHON=python3.12, ARGS="--no-browser --port 8890" (lab), ARGS="ruff unit" (test, some parts only),'
+	@echo 'TORCH_INDEX=<address> for another build of torch (see the README).'
+
+lab: ## open the course in JupyterLab; installs it the first time
+	$(INSTALL)
+	@$(VENV)/amp-course lab $(ARGS)
+
+test: ## run every check that needs no GPU
+	$(INSTALL) --extra test
+	@$(VENV)/python tools/check.py $(ARGS)
+
+exercises: ## make exercises/ from solutions/
+	$(INSTALL) --extra test
+	@$(VENV)/python -m amp_course.authoring make
+
+notebooks: ## run notebooks/ and solutions/ and store their outputs
+	$(INSTALL) --extra test
+	@$(VENV)/python -m amp_course.authoring run
+
+lint: ## put the code in order where a tool can, and say what it cannot
+	$(INSTALL) --extra test
+	@$(VENV)/ruff check --fix .
+	@$(VENV)/ruff format .
+	@$(VENV)/mypy

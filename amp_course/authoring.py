@@ -1,0 +1,138 @@
+"""Make the exercise notebooks from their masters in solutions/, and run notebooks so that their outputs are stored.
+
+    python -m amp_course.authoring make     write exercises/ anew
+    python -m amp_course.authoring check    exit 1 if that would change anything
+    python -m amp_course.authoring run      run notebooks/ and solutions/ and store their outputs (or those named)
+
+A master is in nbgrader's form: what stands between `### BEGIN SOLUTION` and `### END SOLUTION` is what the reader
+writes. A cell tagged `solution-only` has no place in the exercises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from amp_course.kit.paths import course_root
+
+BLANK = "# your code here"  # a function that is left blank has its docstring for a body
+_EXERCISE_TAGS = {"raises-exception", "nbval-ignore-output"}
+
+
+def make_exercise(master: NotebookNode) -> NotebookNode:
+    """Return the exercise notebook of a solution notebook: answers blanked, outputs cleared."""
+    from nbgrader.preprocessors import ClearSolutions  # here: nbgrader is for authors, readers do without it
+    from traitlets.config import Config
+
+    config = Config()
+    config.ClearSolutions.code_stub = {"python": BLANK}
+    config.ClearSolutions.enforce_metadata = False
+    book = nbformat.from_dict(master)
+    book.cells = [cell for cell in book.cells if "solution-only" not in cell.metadata.get("tags", [])]
+    book, _ = ClearSolutions(config=config).preprocess(book, {})
+    for cell in book.cells:
+        tags = [tag for tag in cell.metadata.get("tags", []) if tag in _EXERCISE_TAGS]
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return tidy(book)
+
+
+def tidy(book: NotebookNode) -> NotebookNode:
+    """Keep of a notebook's metadata only what every machine agrees on."""
+    book.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in book.cells:
+        cell.metadata.pop("execution", None)
+    return book
+
+
+def texts() -> dict[Path, str]:
+    """Return the path and the content of every exercise notebook, as made from solutions/ now."""
+    root = course_root()
+    return {
+        root / "exercises" / master.name: nbformat.writes(make_exercise(nbformat.read(master, as_version=4))) + "\n"
+        for master in sorted((root / "solutions").glob("*.ipynb"))
+    }
+
+
+def problems() -> list[str]:
+    """Say what in exercises/ is not as `make` would leave it; an empty list if all is."""
+    wanted = texts()
+    folder = course_root() / "exercises"
+    found = [
+        f"{path.name} differs from what solutions/{path.name} makes"
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    strays = sorted(path.name for path in folder.glob("*") if path not in wanted and not path.name.startswith("."))
+    return found + [f"{name} has no master in solutions/" for name in strays]
+
+
+def run(path: Path) -> None:
+    """Run a notebook from top to bottom, in its folder, and store it with its outputs.
+
+    Progress bars are off, so that no output depends on time more than it must; the reader's progress stays untouched.
+    """
+    from nbclient import NotebookClient
+
+    book = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        book,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        store_widget_state=False,
+        coalesce_streams=True,
+    )
+    client.execute()
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":  # where torch is installed is nobody's business but this machine's
+                output.traceback = [line.replace(sys.prefix, "…") for line in output.traceback]
+    nbformat.write(tidy(book), path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the three verbs; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m amp_course.authoring", description=__doc__.split("\n")[0])
+    parser.add_argument("verb", choices=("make", "check", "run"))
+    parser.add_argument("notebooks", nargs="*", type=Path, help="for run: only these")
+    args = parser.parse_args(argv)
+    root = course_root()
+    if args.verb == "make":
+        for path, text in texts().items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"made exercises/{path.name}")
+        return 0
+    if args.verb == "check":
+        found = problems()
+        for problem in found:
+            print(f"{problem}: run `make exercises`", file=sys.stderr)
+        return 1 if found else 0
+    os.environ["TQDM_DISABLE"] = "1"
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
+        for path in args.notebooks or [
+            *sorted(root.glob("notebooks/*.ipynb")),
+            *sorted(root.glob("solutions/*.ipynb")),
+        ]:
+            print(f"running {path}", flush=True)
+            run(path.resolve())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

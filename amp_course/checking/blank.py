@@ -1,0 +1,55 @@
+"""Tell an answer that was not begun from one that is wrong."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import itertools
+import types
+from typing import Any
+
+# What the compiler adds of itself; the last two open every `async def`.
+_SILENT = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR", "POP_TOP"}
+_DEEP = 4  # tables in tables, looked into this far: a list may hold itself
+
+
+def is_blank(answer: Any, depth: int = 0) -> bool:
+    """Tell whether nothing was written yet: `...`, a function with only `...` in it, or only such things inside."""
+    if answer is ...:
+        return True
+    if type(answer) in (dict, list, tuple):
+        inside = list(answer.values() if isinstance(answer, dict) else answer)
+        return bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
+    if issubclass(type(answer), type):
+        own = [value for value in vars(answer).values() if isinstance(value, types.FunctionType)]
+        return bool(own) and all(is_blank(function) for function in own)
+    code = _code_of(answer)
+    return code is not None and _does_nothing(code)
+
+
+def open_places(answer: Any) -> list[str]:
+    """Name the places of a dict or sequence that still hold `...`: `{"fp32": 16, "amp": ...}` → ["amp"]."""
+    if type(answer) is dict:
+        return [str(key) for key, value in answer.items() if value is ...]
+    if type(answer) in (list, tuple):
+        return [f"number {index + 1}" for index, value in enumerate(answer) if value is ...]
+    return []
+
+
+def _code_of(answer: Any) -> types.CodeType | None:
+    """Return the code of a function, or of that which was decorated or partially applied; None for anything else."""
+    try:
+        code = inspect.unwrap(answer.func if isinstance(answer, functools.partial) else answer).__code__
+    except Exception:  # objects may answer oddly when asked for an attribute, and they are the reader's
+        return None
+    return code if isinstance(code, types.CodeType) else None
+
+
+def _does_nothing(code: types.CodeType) -> bool:
+    # A body of `...` compiles to "return None" and nothing else, docstring or not, on every CPython.
+    steps = (step for step in dis.get_instructions(code) if step.opname not in _SILENT)
+    first = list(itertools.islice(steps, 2))  # an `async def` has a handler behind its return
+    names = [step.opname for step in first]
+    returns_constant = names[:1] == ["RETURN_CONST"] or names == ["LOAD_CONST", "RETURN_VALUE"]
+    return returns_constant and first[0].argval in (None, ...)

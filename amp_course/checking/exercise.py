@@ -1,0 +1,166 @@
+"""The exercise object: a card to read, and three verbs: `check(answer)`, `hint()`, `solution()`.
+
+What a right answer is stands in the chapter's `exercises.py`, as a `judge`. Here stands what every exercise
+shares: the time limit, the isolation, the words for what went wrong, the progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from amp_course.checking import progress
+from amp_course.checking.blank import is_blank, open_places
+from amp_course.checking.explain import explain, short, where
+from amp_course.checking.limit import TimeUp, within
+from amp_course.checking.outcome import Note, Outcome, box_html
+from amp_course.checking.sandbox import sandbox
+from amp_course.checking.solutions import solution_code
+
+_LONG = 2000  # characters of a diagnosis
+
+
+class Wrong(Exception):
+    """Raised by a judge: the diagnosis, cause first and then the cure, continuing "Not yet, because …"."""
+
+
+@dataclass(eq=False)
+class Exercise:
+    """One exercise of a chapter.
+
+    name:       "add_autocast"; with the chapter it makes the id "loop.add_autocast" and tags its solution cell
+    task:       what to do, in one or two sentences
+    difficulty, importance: 1 to 5
+    minutes:    how long it takes a reader who has read the chapter
+    lines:      how many lines the answer has, about
+    hints:      from a nudge to nearly everything
+    judge:      takes the answer; returns if it is right, else raises `Wrong`
+    why:        one line on why it matters, shown with "correct"
+    alternative: another right answer that is worth knowing
+    takes:      "function" when the answer is one, else "value"
+    seconds:    the time limit of one check
+    """
+
+    chapter: str
+    name: str
+    number: int
+    title: str
+    task: str
+    difficulty: int
+    importance: int
+    minutes: int
+    lines: int
+    hints: tuple[str, ...]
+    judge: Callable[[Any], None]
+    why: str
+    alternative: str
+    takes: Literal["function", "value"] = "function"
+    seconds: float = 20.0
+    _hints_shown: int = field(default=0, init=False, repr=False)
+
+    @property
+    def id(self) -> str:
+        """The exercise's name in the progress file: "loop.add_autocast"."""
+        return f"{self.chapter}.{self.name}"
+
+    def check(self, answer: Any = ...) -> Outcome:
+        """Judge an answer, show the outcome and return it; note it in the reader's progress.
+
+        The answer runs with a time limit, and random states, autocast, default dtype, grad mode and the like
+        are put back after it. Whatever it raises comes back as an outcome.
+        """
+        outcome = self._judge_safely(answer)
+        problem = progress.record(self.id, outcome.state)
+        if problem:
+            outcome = Outcome(outcome.state, outcome.message, (*outcome.notes, problem))
+        outcome.show()
+        return outcome
+
+    def hint(self) -> Note:
+        """Show the next hint, beside those already shown; each says more than the one before."""
+        self._hints_shown = min(self._hints_shown + 1, len(self.hints))
+        shown = self.hints[: self._hints_shown]
+        left = len(self.hints) - len(shown)
+        after = f"({left} more)" if left else f"(that was the last; `{self.name}.solution()` shows an answer)"
+        lines = tuple(f"{number}. {text}" for number, text in enumerate(shown, 1))
+        note = Note("hint", f"Hint {len(shown)} of {len(self.hints)} {after}", lines)
+        note.show()
+        return note
+
+    def solution(self) -> Note:
+        """Show the course's answer, with another one worth knowing in words."""
+        note = Note(
+            "solution",
+            f"One answer to “{self.title}”",
+            (f"Also right: {self.alternative}",),
+            solution_code(self.chapter, self.name),
+        )
+        note.show()
+        return note
+
+    def _judge_safely(self, answer: Any) -> Outcome:
+        if is_blank(answer):
+            return Outcome(
+                "not attempted", "Write your answer where it says `# your code here`, then run the cell again."
+            )
+        remaining = open_places(answer)
+        if remaining:
+            return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
+        if self.takes == "function" and not callable(answer):
+            return Outcome(
+                "not yet",
+                f"the check wants the function itself and got {_named(answer)}: write its name without "
+                f"parentheses, `{self.name}.check(your_function)`",
+            )
+        with sandbox() as left:
+            problem = self._problem(answer)
+        if problem is None and left.leaks:
+            return Outcome("not yet", "; ".join(left.leaks), tuple(left.remarks))
+        if problem is not None:
+            notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in left.leaks), *left.remarks)
+            return Outcome("not yet", problem, notes)
+        return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks))
+
+    def _problem(self, answer: Any) -> str | None:
+        try:
+            within(self.seconds, lambda: self.judge(answer))
+        except Wrong as wrong:
+            return short(str(wrong), _LONG)  # it may quote the answer, and the answer may be a long one
+        except TimeUp as late:
+            return (
+                f"your code had not finished after {self.seconds:g} seconds and was stopped{where(late)}: is "
+                "there a loop whose condition never becomes false?"
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: an answer that calls exit() must not end the notebook
+            return explain(error)
+        return None
+
+    def _facts(self) -> str:
+        return (
+            f"difficulty {_dots(self.difficulty)} · importance {_dots(self.importance)} · {_count(self.minutes, 'minute')} · "
+            f"about {_count(self.lines, 'line')}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Exercise {self.number}: {self.title}\n{self._facts()}\n{self.task}"
+
+    def _repr_html_(self) -> str:
+        return box_html("card", f"Exercise {self.number}: {self.title}", [self._facts(), self.task])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _dots(value: int) -> str:
+    return "●" * value + "○" * (5 - value)
+
+
+def _named(value: Any) -> str:
+    # Asking the reader's own object for its repr would run their code, outside of the time limit.
+    if value is None or type(value) in (bool, int, float, str):
+        return f"`{short(repr(value), 60)}`"
+    return f"an object of type {type(value).__name__}"

@@ -1,0 +1,132 @@
+"""Turn what an answer raised into words: which line, what torch means by it, what to do.
+
+The list holds the messages that people meet while writing AMP loops; others are quoted as they are.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
+_LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_LONG = 300  # characters of a message or a line that are quoted
+
+# (pattern in "Type: message", cause and cure). The first that matches is told.
+_KNOWN: list[tuple[str, str]] = [
+    (
+        r"No inf checks were recorded prior to update",
+        "`scaler.update()` ran with no `scaler.step(optimizer)` before it: it adjusts the scale by what the step has found",
+    ),
+    (
+        r"No inf checks were recorded",
+        "the scaler found no gradient to look at. Either `backward()` never ran on the scaled loss, or the gradients were "
+        "cleared (`zero_grad`) between `backward()` and `scaler.step(optimizer)`",
+    ),
+    (
+        r"_scale is None",
+        "the scaler was never asked to scale a loss. Call `scaler.scale(loss).backward()` before `scaler.step(optimizer)`",
+    ),
+    (
+        r"unscale_\(\) has already been called",
+        "the gradients of this optimizer were unscaled twice before `scaler.update()`. Unscale once per step, and call "
+        "`scaler.update()` after every `scaler.step(optimizer)`, skipped or not",
+    ),
+    (r"unscale_\(\) is being called after step", "`scaler.unscale_(optimizer)` belongs before `scaler.step`"),
+    (
+        r"step\(\) has already been called",
+        "`scaler.step(optimizer)` ran twice with no `scaler.update()` in between: one step, one update",
+    ),
+    (
+        r"Attempting to unscale FP16 gradients",
+        "the parameters themselves are fp16, so their gradients are too. Under AMP the parameters stay fp32: leave out "
+        "`.half()` and let autocast cast",
+    ),
+    (
+        r"Trying to backward through the graph a second time",
+        "`backward()` ran twice over one graph: compute the loss anew for every step",
+    ),
+    (
+        r"grad can be implicitly created only for scalar outputs",
+        "`backward()` was called on a tensor with more than one element: reduce the loss to one number (a mean) first",
+    ),
+    (
+        r"does not require grad and does not have a grad_fn",
+        "the loss is not connected to the parameters: was it computed under `no_grad` or `inference_mode`, or detached, or "
+        "turned into a number before `backward()`?",
+    ),
+    (
+        r"Inference tensors cannot be saved for backward|Inplace update to inference tensor",
+        "a tensor made in inference mode met autograd: keep the evaluation and the training apart",
+    ),
+    (
+        r"same dtype|expected scalar type|mixed dtype|does not match weight dtype|Input type .* should be the same",
+        "two tensors of different dtypes met in one op that does not mix them. Inside `torch.autocast` such ops are cast "
+        "alike; outside of it the cast is yours",
+    ),
+    (
+        r"not implemented for '(Half|BFloat16)'|Low precision dtypes not supported",
+        "this op has no 16-bit version here: hand it `.float()` tensors, outside of the region if need be",
+    ),
+    (
+        r"cannot be converted to type .*Half without overflow",
+        "a constant lies beyond fp16's range: take `torch.finfo(x.dtype).min` for a mask, or do this in fp32",
+    ),
+    (r"Got unsupported ScalarType BFloat16", "NumPy has no bf16: convert with `.float()` first"),
+    (
+        r"tensors to be on the same device|is not on the expected device",
+        "the model and the data live on different devices: send both to one",
+    ),
+    (
+        r"TypeError: .*(positional argument|unexpected keyword|missing \d+ required|multiple values for argument)",
+        "a function was called with other arguments than it takes: compare its signature with the task",
+    ),
+    (r"^NameError", "a name is used before it is defined: run the cells above, or look for a slip of the pen"),
+    (r"^RecursionError", "the function calls itself without an end"),
+    (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
+    (r"^AssertionError", "an `assert` did not hold"),
+]
+
+
+def where(error: BaseException) -> str:
+    """Return " in line 3, `loss.backward()`" for the innermost line of the reader's, or "" if there is none."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, _STDLIB, "<frozen ")) and not _LIBRARY.search(file):
+            found = (file, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    if found is None:
+        return ""
+    text = short(linecache.getline(*found).strip())
+    return f" in line {found[1]}, `{text}`" if text else f" in line {found[1]}"
+
+
+def explain(error: BaseException) -> str:
+    """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
+    raised = ": ".join(filter(None, [type(error).__name__, _message(error)]))
+    meaning = next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
+    line = where(error)
+    if raised == "NotImplementedError":
+        return f"your code raised NotImplementedError{line}: part of it is still to be written"
+    if not line:  # the judge fell over the answer, or could not call it
+        doubt = "does it take and return what the task says, with that shape and dtype?"
+        return f"the check could not go on with your answer ({raised}): {meaning or doubt}"
+    return f"your code raised {raised}{line}" + (f": {meaning}" if meaning else "")
+
+
+def short(text: str, length: int = _LONG) -> str:
+    """Cut a text that nobody would read to its end: "aaaaaaaa", 4 → "aaa…"."""
+    cut = text if len(text) <= length else text[: length - 1] + "…"
+    return cut.encode("utf-8", "replace").decode()  # a lone surrogate can be neither printed nor sent to the browser
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return short(str(error).strip().split("\n")[0])
+    except Exception:  # an exception of the reader's own may be broken too
+        return ""

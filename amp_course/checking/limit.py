@@ -1,0 +1,100 @@
+"""Stop code that does not end: a time limit for the reader's answers.
+
+In the main thread of a Unix process an interval timer interrupts Python code and blocking calls such as
+`time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at the next bytecode;
+a loop that sleeps and swallows every exception is not stopped there. One single long call into C, say one
+enormous matmul or `sum(itertools.count())`, ends only when it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
+_INSIST = 0.003  # seconds between further attempts
+
+
+class TimeUp(BaseException):
+    """Raised in the middle of an answer that ran too long; no `except Exception` catches it."""
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """Return `work()`. Once that has run for `seconds`, `TimeUp` is raised in it, again and again until it leaves.
+
+    Raises TimeUp then, even if the work swallowed that and returned something.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    return (_by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog)(seconds, work)
+
+
+def _by_timer(seconds: float, work: Callable[[], T]) -> T:
+    armed, shots, late = True, 0, TimeUp()
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        nonlocal shots
+        if not armed:
+            return
+        shots += 1
+        if shots == 1:
+            raise late
+        # It was swallowed: ring at odd moments from now on, until one falls between the `try` blocks.
+        signal.setitimer(signal.ITIMER_REAL, _odd_moment(shots), _INSIST)
+        raise TimeUp
+
+    began = time.monotonic()
+    old_handler = signal.signal(signal.SIGALRM, ring)
+    old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    try:
+        return work()
+    finally:
+        armed = False  # subtle: Python delivers no signal between the end of the work and this store
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
+        if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
+            left = max(0.01, old_delay - (time.monotonic() - began))
+            signal.setitimer(signal.ITIMER_REAL, left, old_interval)
+        if shots:
+            raise late  # with the line that it first hit, whatever the work made of it
+
+
+def _odd_moment(shots: int) -> float:
+    return (1 + 7 * shots % 40) * 1e-6
+
+
+def _by_watchdog(seconds: float, work: Callable[[], T]) -> T:
+    # The calls are put together beforehand: between a pending exception and `clear` must be no other call.
+    set_exception, target = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+    throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
+    clear = functools.partial(set_exception, target, None)
+    armed, shots, done = True, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal shots
+        wait = seconds
+        while not done.wait(wait):
+            if armed:
+                throw()
+                shots += 1
+                wait = _AGAIN if shots == 1 else _INSIST + _odd_moment(shots)
+
+    dog = threading.Thread(target=watch, daemon=True, name="amp_course time limit")
+    dog.start()
+    try:
+        return work()
+    finally:
+        armed = False
+        clear()  # an exception that was set but not yet raised must not hit the caller later
+        done.set()
+        dog.join()
+        if shots and not isinstance(sys.exc_info()[1], TimeUp):
+            raise TimeUp

@@ -1,0 +1,131 @@
+"""What a check gives back, and how it looks: HTML in a notebook, plain text anywhere else.
+
+Nothing here judges; `exercise.py` does.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["not attempted", "not yet", "correct"]
+
+# A sign beside each colour, so that the state is told without colour too.
+_LOOKS = {
+    "not attempted": ("○", "--jp-border-color1, #9e9e9e"),
+    "not yet": ("✗", "--jp-warn-color1, #e65100"),
+    "correct": ("✓", "--jp-success-color1, #2e7d32"),
+    "hint": ("→", "--jp-info-color1, #1565c0"),
+    "solution": ("→", "--jp-info-color1, #1565c0"),
+    "card": ("✎", "--jp-brand-color1, #1565c0"),
+}
+
+
+def inline_html(text: str) -> str:
+    """Escape `text` for HTML and set what stands in backticks as code: "`x`" → "<code>x</code>"."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def box_html(look: str, head: str, lines: list[str], code: str | None = None) -> str:
+    """Draw one box: a coloured edge, a sign, a bold head, lines of text and perhaps a listing."""
+    sign, colour = _LOOKS[look]
+    body = "".join(f'<div style="margin-top:.35em">{inline_html(line)}</div>' for line in lines)
+    if code is not None:
+        body += (
+            '<pre style="margin:.5em 0 0;padding:.6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);'
+            f'background:var(--jp-layout-color2, #eee)">{html.escape(code)}</pre>'
+        )
+    return (
+        f'<div style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em 0;max-width:52em;'
+        'color:var(--jp-content-font-color1, #222);background:var(--jp-layout-color1, #fff);line-height:1.45">'
+        f"<b>{sign} {inline_html(head)}</b>{body}</div>"
+    )
+
+
+class Shown:
+    """Something that is shown once by the call that makes it, and again only in a later cell.
+
+    `exercise.check(f)` shows its outcome and returns it. As the last line of a cell the returned object
+    would be shown a second time; the count of the cell in which it was shown prevents that.
+    """
+
+    _shown_in: object = None
+
+    def _html(self) -> str:
+        raise AssertionError("each kind of message draws itself")
+
+    def show(self) -> None:
+        """Show it now: HTML where IPython runs, else print the plain text."""
+        shell = _shell()
+        if shell is None:
+            print(self)
+            return
+        from IPython.display import display
+
+        object.__setattr__(self, "_shown_in", shell.execution_count)
+        display({"text/html": self._html(), "text/plain": str(self)}, raw=True)
+
+    def _ipython_display_(self) -> None:
+        shell = _shell()
+        if shell is None or self._shown_in != shell.execution_count:
+            self.show()
+
+
+@dataclass(frozen=True)
+class Outcome(Shown):
+    """One of the three outcomes of a check.
+
+    state:   "not attempted", "not yet" or "correct"
+    message: why; for "not yet" the cause and the cure, in words that continue "Not yet, because …"
+    notes:   anything else worth telling: a state that was put back, progress that could not be saved
+    """
+
+    state: State
+    message: str
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.state == "correct"
+
+    @property
+    def _head(self) -> str:
+        return {"correct": "Correct.", "not yet": "Not yet,", "not attempted": "Not attempted."}[self.state]
+
+    def __str__(self) -> str:
+        joint = " because " if self.state == "not yet" else " "
+        return "\n".join([self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def _html(self) -> str:
+        text = f"because {self.message}" if self.state == "not yet" else self.message
+        return box_html(self.state, self._head, [*text.split("\n"), *(f"Note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class Note(Shown):
+    """A hint or a solution: a head, lines of text and perhaps a listing."""
+
+    kind: Literal["hint", "solution"]
+    head: str
+    lines: tuple[str, ...] = ()
+    code: str | None = None
+
+    def __str__(self) -> str:
+        return "\n".join([self.head, *self.lines, *([self.code] if self.code else [])])
+
+    __repr__ = __str__
+
+    def _html(self) -> str:
+        return box_html(self.kind, self.head, list(self.lines), self.code)
+
+
+def _shell():  # type: ignore[no-untyped-def]  # IPython's shell, or None outside of it
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    return get_ipython()

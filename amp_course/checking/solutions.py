@@ -1,0 +1,60 @@
+"""Find an exercise's answer in its master, the solution notebook.
+
+A cell that holds an answer carries the tag `answer-NAME`; its lines between `### BEGIN SOLUTION` and
+`### END SOLUTION` are what the reader's copy leaves blank.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+from amp_course.checking.blank import is_blank
+from amp_course.kit.paths import course_root
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+
+def solution_code(chapter: str, name: str) -> str:
+    """Return the solved cell of an exercise, without markers, `answer = ...` and the call of `check`.
+
+    Raises FileNotFoundError or LookupError, naming the notebook, when the course's folder is incomplete.
+    """
+    book = _notebook(chapter)
+    try:
+        cells = json.loads(book.read_text(encoding="utf-8"))["cells"]
+        found = [cell["source"] for cell in cells if f"answer-{name}" in cell["metadata"].get("tags", [])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LookupError(f"{book} is damaged: fetch the course's solutions/ anew") from None
+    if not found:
+        raise LookupError(f"{book} holds no cell with the tag answer-{name}: fetch the course's solutions/ anew")
+    return _answer("".join(found[0]).split("\n"), name)
+
+
+def _answer(lines: list[str], name: str) -> str:
+    markers = [line.strip() for line in lines]
+    begin = markers.index(BEGIN) if BEGIN in markers else 0
+    kept = [line for line in lines[:begin] if not _is_placeholder(line)]
+    kept += [
+        line for line in lines[begin:] if line.strip() not in (BEGIN, END) and not line.startswith(f"{name}.check")
+    ]
+    return "\n".join(kept).strip()
+
+
+def _is_placeholder(line: str) -> bool:
+    """Tell `answer = ...` and `bytes = {"fp32": ..., "amp": ...}` from other lines."""
+    _, _, value = line.partition(" = ")
+    try:
+        return is_blank(ast.literal_eval(value.strip()))
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _notebook(chapter: str) -> Path:
+    found = sorted((course_root() / "solutions").glob(f"[0-9][0-9]_{chapter}.ipynb"))
+    if not found:
+        raise FileNotFoundError(
+            f"there is no solutions/…_{chapter}.ipynb in {course_root()}: fetch the course's folder anew"
+        )
+    return found[0]

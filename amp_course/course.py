@@ -1,0 +1,76 @@
+"""The map of the course: its chapters, in order, and the exercises of each."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amp_course.kit.errors import CourseError
+from amp_course.kit.paths import course_root
+
+if TYPE_CHECKING:
+    from amp_course.checking import Exercise
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter; its word names the notebook, the package folder, the exercises, the solutions and the tests."""
+
+    number: int
+    word: str
+    question: str
+    minutes: int  # to read and run the notebook, without the exercises
+
+    @property
+    def stem(self) -> str:
+        """Return the notebook's name without its ending: (6, "loop") → "06_loop"."""
+        return f"{self.number:02d}_{self.word}"
+
+    def exercises(self) -> tuple[Exercise, ...]:
+        """Import and return the chapter's exercises; empty where it has none yet. Imports torch."""
+        name = f"amp_course.{self.word}.exercises"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # Only the chapter itself may be missing: a library that it needs and lacks is an error to see.
+            if error.name not in (name, f"amp_course.{self.word}"):
+                raise
+            return ()
+        return tuple(module.ALL)
+
+
+CHAPTERS = (
+    Chapter(0, "start", "Is my machine ready, and how does this course work?", 10),
+    Chapter(1, "bits", "What can 16 bits hold?", 45),
+    Chapter(2, "underflow", "How do numbers die quietly?", 45),
+    Chapter(3, "positions", "Why does a language model lose its place in bf16?", 45),
+    Chapter(4, "autocast", "Who decides each op's dtype, and what did it decide?", 45),
+    Chapter(5, "scaler", "How does loss scaling save gradients?", 45),
+    Chapter(6, "loop", "How do I write an AMP loop, and what does it buy me?", 60),
+    Chapter(7, "patterns", "How do clipping, accumulation, several optimizers and checkpoints fit in?", 60),
+    Chapter(8, "recipes", "O0 to O3, naive, Paddle, Colossal-AI: which recipe survives?", 45),
+    Chapter(9, "speed", "Why is AMP not faster on my machine?", 45),
+    Chapter(10, "distributed", "What changes with many processes?", 45),
+    Chapter(11, "debugging", "My loss is NaN. Now what?", 45),
+    Chapter(12, "frontiers", "What lies below 16 bits?", 45),
+)
+
+
+def available() -> tuple[Chapter, ...]:
+    """Return the chapters whose notebook is there to open."""
+    notebooks = course_root() / "notebooks"
+    return tuple(chapter for chapter in CHAPTERS if (notebooks / f"{chapter.stem}.ipynb").is_file())
+
+
+def find(name: str) -> Chapter:
+    """Return the chapter that a reader means: "loop", "6", "06", "06_loop" and "06_loop.ipynb" are the same one.
+
+    Raises CourseError, with the names that exist, for any other.
+    """
+    wanted = name.strip().lower().removesuffix(".ipynb")
+    for chapter in CHAPTERS:
+        if wanted in (chapter.word, chapter.stem, str(chapter.number), f"{chapter.number:02d}"):
+            return chapter
+    known = ", ".join(chapter.stem for chapter in CHAPTERS)
+    raise CourseError(f"there is no chapter '{name}': name one of {known}, by number, word or both.")

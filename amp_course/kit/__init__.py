@@ -1,0 +1,1 @@
+"""What every chapter stands on: hardware, measuring, data, models, figures, widgets."""

@@ -1,0 +1,144 @@
+"""Find out which number formats a device is good for, by timing a matmul in each.
+
+What counts is what this build of torch does with this chip, so a measurement decides, not a table of chips.
+Its limits: one op, one size, a fraction of a second. A busy machine blurs it, and a chip that converts to
+fp32 and back as fast as it computes passes for native.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from amp_course.kit.measure import synchronize
+
+State = Literal["native", "emulated", "unsupported"]
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SLOWER = 1.2  # above this multiple of fp32's time a format is called emulated; the margin is for noise
+FASTER = 0.9  # below this one, it is called faster
+SIZE_CPU = 512  # large enough for the vector units; fp16 in software takes 0.1 s at 512, and 1.5 s at 1024
+SIZE_ACCELERATOR = 4096  # large enough to fill a GPU
+LEAST_ROUNDS, ROUNDS_SECONDS, TURN_SECONDS = 3, 0.7, 0.02
+
+
+@dataclass(frozen=True)
+class DtypeSupport:
+    """Say what a device makes of one format.
+
+    native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so the
+    numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised an error,
+    or the device has no such mode.
+    """
+
+    name: str
+    state: State
+    seconds: float | None  # per matmul
+    times_fp32: float | None  # its time over fp32's: below 1 is faster
+    note: str = ""
+
+
+def dtype_support(device: torch.device | str) -> tuple[DtypeSupport, ...]:
+    """Time fp32, tf32, bf16 and fp16 matmuls on `device` and judge each; takes about a second.
+
+    The formats take turns, so that a slow moment hits all alike. Each is given its fastest call: other
+    programs can only make a matmul slower, and on two busy cores they do so to the median tenfold.
+
+    Example: on a CPU with bf16 instructions → fp32 native, tf32 unsupported, bf16 native, fp16 emulated
+    """
+    device = torch.device(device)
+    seconds = _matmul_seconds(device)
+    return tuple(judge(name, seconds[name], seconds["fp32"]) for name in DTYPES)
+
+
+def judge(name: str, measured: float | str, fp32: float | str) -> DtypeSupport:
+    """Judge a format by its seconds per matmul, or by the error the matmul raised, beside fp32's.
+
+    Example: judge("fp16", 0.042, 0.001).state → "emulated"
+    """
+    if isinstance(measured, str):
+        return DtypeSupport(name, "unsupported", None, None, measured)
+    if isinstance(fp32, str):
+        return DtypeSupport(name, "native", measured, None, "no fp32 to compare with")
+    times = measured / fp32
+    if name == "tf32" and times > FASTER:
+        return DtypeSupport(name, "unsupported", measured, times, "switching it on changed nothing")
+    if times > SLOWER:
+        return DtypeSupport(name, "emulated", measured, times, "works, but slower than fp32")
+    return DtypeSupport(name, "native", measured, times, "faster than fp32" if times < FASTER else "")
+
+
+def _matmul_seconds(device: torch.device) -> dict[str, float | str]:
+    """Return the least seconds of each format's matmul or, in their place, why it cannot be had."""
+    size = SIZE_CPU if device.type == "cpu" else SIZE_ACCELERATOR
+    # A generator of its own, no autocast, no graph: whoever calls for a report finds everything as it was.
+    source = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    found: dict[str, float | str] = {}
+    samples: dict[str, list[float]] = {}
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), _restored_matmul_precision():
+        for name, dtype in DTYPES.items():
+            if name == "tf32" and device.type != "cuda":
+                found[name] = "a mode of NVIDIA GPUs"
+                continue
+            try:
+                _one_matmul(name, source.to(dtype), device)  # the warm-up
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                found[name] = str(error).strip().partition("\n")[0] or type(error).__name__
+            else:
+                samples[name] = []
+        matrices = {name: source.to(DTYPES[name]) for name in samples}
+        start, rounds = time.perf_counter(), 0
+        while rounds < LEAST_ROUNDS or time.perf_counter() - start < ROUNDS_SECONDS:
+            rounds += 1
+            for name, matrix in matrices.items():
+                # A turn is several calls: the first one finds cold caches and sleeping threads.
+                turn = time.perf_counter() + TURN_SECONDS
+                while True:
+                    samples[name].append(_one_matmul(name, matrix, device))
+                    if time.perf_counter() > turn:
+                        break
+    return found | {name: min(taken) for name, taken in samples.items()}
+
+
+def _one_matmul(name: str, matrix: torch.Tensor, device: torch.device) -> float:
+    _set_tf32(name == "tf32")
+    synchronize(device)
+    start = time.perf_counter()
+    matrix @ matrix
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+# torch 2.9 and later keep a precision for each backend, and raise where the older, global setting is used beside it.
+_BACKENDS: list[Any] = [
+    backend
+    for backend in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    if hasattr(backend, "fp32_precision")
+]
+
+
+def _set_tf32(on: bool) -> None:
+    for backend in _BACKENDS:
+        backend.fp32_precision = "tf32" if on else "ieee"
+    if not _BACKENDS:
+        torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+@contextmanager
+def _restored_matmul_precision() -> Iterator[None]:
+    """Give the precision settings back at the end as they were."""
+    if not _BACKENDS:
+        precision = torch.get_float32_matmul_precision()
+    before = [backend.fp32_precision for backend in _BACKENDS]
+    try:
+        yield
+    finally:
+        for backend, precision_before in zip(_BACKENDS, before, strict=True):
+            backend.fp32_precision = precision_before
+        if not _BACKENDS:
+            torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,206 @@
+"""Report what this machine computes with, and what its number formats are good for, in words too."""
+
+import html
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.memory import bytes_text
+
+MARKS = {"native": "●", "emulated": "◐", "unsupported": "○"}
+
+
+def pick_device() -> torch.device:
+    """Return the device to train on: CUDA, XPU or MPS, the first that works here, else the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of too old a driver, and then says "not available"
+        for name in ("cuda", "xpu", "mps"):
+            if _works(name):
+                return torch.device(name)
+    return torch.device("cpu")
+
+
+def _works(name: str) -> bool:
+    backend = torch.backends.mps if name == "mps" else getattr(torch, name, None)
+    if backend is None or not backend.is_available():
+        return False
+    try:
+        return (torch.ones(1, device=name) + 1).item() == 2
+    except (RuntimeError, AssertionError):  # this build has no kernels for it, or another process holds it
+        return False
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """Hold what to know of a machine before its timings are believed; it prints as a table."""
+
+    device: str
+    device_name: str
+    compute_capability: str | None  # of an NVIDIA GPU, as "9.0"
+    memory_bytes: int | None  # the device's; None if the system does not tell
+    cpu_cores: int  # that this process may use
+    threads: int  # that torch uses within an op
+    torch_version: str
+    python_version: str
+    platform: str
+    cuda_version: str | None  # that torch was built for
+    dtypes: tuple[DtypeSupport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON."""
+        return {**asdict(self), "dtypes": [asdict(support) for support in self.dtypes]}
+
+    @property
+    def reading(self) -> str:
+        """What the numbers mean for mixed precision here, one sentence a format."""
+        return " ".join(filter(None, map(_sentence, self.dtypes)))
+
+    def __str__(self) -> str:
+        """Write the report as plain text."""
+        lines = [f"{name:<9}{value}" for name, value in self._facts()]
+        widths = (7, 14, 13, 12)
+        for row in [("dtype", "state", "per matmul", "time/fp32", "note"), *self._rows()]:
+            cells = "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False))
+            lines.append((cells + row[-1]).rstrip())
+        lines.insert(len(self._facts()), "")
+        return "\n".join([*lines, "", self.reading.replace(". ", ".\n")])
+
+    def _repr_html_(self) -> str:
+        """Write the report for a notebook, in the colours of its theme."""
+        cell = "text-align:left; padding:2px 12px 2px 0; background:none; color:inherit;"
+        line = "border-top:1px solid var(--jp-border-color2, #999);"
+
+        def row(values: tuple[str, ...], tag: str, style: str = "") -> str:
+            cells = "".join(f'<{tag} style="{cell}{style}">{html.escape(value)}</{tag}>' for value in values)
+            return f'<tr style="background:none;">{cells}</tr>'
+
+        facts = "".join(row(fact, "td") for fact in self._facts())
+        head = row(("dtype", "state", "per matmul", "time/fp32", "note"), "th")
+        body = "".join(row(values, "td", line) for values in self._rows())
+        table = 'style="border-collapse:collapse; margin:0 0 8px 0; font-size:13px;"'
+        return (
+            '<div style="color:var(--jp-content-font-color1, inherit); line-height:1.4; max-width:60em;">'
+            f"<table {table}>{facts}</table><table {table}><thead>{head}</thead><tbody>{body}</tbody></table>"
+            f"<p>{html.escape(self.reading)}</p></div>"
+        )
+
+    def _facts(self) -> list[tuple[str, str]]:
+        memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"
+        capability = f", compute capability {self.compute_capability}" if self.compute_capability else ""
+        cuda = f" (CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
+        return [
+            ("device", f"{self.device}: {self.device_name}{capability}"),
+            ("memory", memory),
+            ("CPU", f"{self.cpu_cores} cores for this process, {self.threads} threads for torch"),
+            ("torch", self.torch_version + cuda),
+            ("Python", f"{self.python_version} on {self.platform}"),
+        ]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                support.name,
+                f"{MARKS[support.state]} {support.state}",
+                "–" if support.seconds is None else seconds_text(support.seconds),
+                "–" if support.times_fp32 is None else _times(support.times_fp32),
+                support.note,
+            )
+            for support in self.dtypes
+        ]
+
+
+def _times(times: float) -> str:
+    return f"{times:.2f}×" if times < 1.995 else f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
+
+
+def _sentence(support: DtypeSupport) -> str:
+    """Say in words what a format's row means; nothing about fp32, nor about tf32 where there is none."""
+    name, times = support.name, support.times_fp32
+    if name == "fp32" or (name == "tf32" and support.state != "native"):
+        return ""
+    if support.state == "unsupported":
+        return f"{name} matmuls do not run here."
+    if times is None:
+        return f"{name} matmuls run here, but there is no fp32 to compare them with."
+    measured = f"{name} matmuls take {_times(times)} the time of fp32"
+    if support.state == "emulated":
+        return f"{measured}: {name} here is for learning, not for speed."
+    if times >= FASTER:
+        return f"{measured}: AMP in {name} saves memory here, and little time."
+    if name == "tf32":
+        return f'{measured}: torch.set_float32_matmul_precision("high") turns them on.'
+    return f"{measured}: AMP in {name} can pay here."
+
+
+def machine_report(device: torch.device | str | None = None) -> MachineReport:
+    """Describe `device`, the one to train on unless told, and try out its formats; takes a second or two.
+
+    Example: machine_report("cpu").dtypes[0].name → "fp32"
+    """
+    device = pick_device() if device is None else torch.device(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return MachineReport(
+            device=str(device),
+            device_name=_device_name(device),
+            compute_capability=_compute_capability(device),
+            memory_bytes=_memory_bytes(device),
+            cpu_cores=_cpu_cores(),
+            threads=torch.get_num_threads(),
+            torch_version=torch.__version__,
+            python_version=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+            cuda_version=torch.version.cuda,
+            dtypes=dtype_support(device),
+        )
+
+
+def _cpu_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type in ("cuda", "xpu"):
+        return str(getattr(torch, device.type).get_device_name(device))
+    return _cpu_name()
+
+
+def _compute_capability(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    return "{}.{}".format(*torch.cuda.get_device_capability(device))
+
+
+def _memory_bytes(device: torch.device) -> int | None:
+    if device.type in ("cuda", "xpu"):
+        return int(getattr(torch, device.type).get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def _cpu_name() -> str:
+    """Return the model name of the CPU where the system tells, else the name of its architecture."""
+    try:
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""Time training steps so that the number is true: warmed up, synchronised, many, with their spread.
+
+An accelerator works behind the program's back: an op returns when it is queued, not when it is done. So the
+clock starts on an idle device and stops once the device is idle again. `time_step` does this round a
+function; `StepTimer` inside a training loop, on CUDA by events, which cost the loop no wait. For single ops
+use torch.utils.benchmark.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait until `device` has done all that was queued; a CPU has nothing queued."""
+    device = torch.device(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _seconds_unit(seconds: float) -> tuple[float, str]:
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * size:
+            return size, unit
+    return 1e-6, "µs"
+
+
+def _three_figures(number: float) -> str:
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a time for people, with three figures. Example: 0.01234 → "12.3 ms" """
+    size, unit = _seconds_unit(seconds)
+    return f"{_three_figures(seconds / size)} {unit}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Hold the times of several steps, in seconds.
+
+    Example: str(Timing((0.012, 0.0123, 0.013))) → "12.3 ms (quartiles 12.2 to 12.7, 3 steps)"
+    """
+
+    samples: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if there is no sample."""
+        if not self.samples:
+            raise ValueError("no samples: time at least one step.")
+
+    @property
+    def median(self) -> float:
+        """The step in the middle, in seconds: unlike the mean, not moved by one slow step."""
+        return statistics.median(self.samples)
+
+    @property
+    def q1(self) -> float:
+        """The first quartile, in seconds: a quarter of the steps were faster."""
+        return self._quartiles()[0]
+
+    @property
+    def q3(self) -> float:
+        """The third quartile, in seconds: a quarter of the steps were slower."""
+        return self._quartiles()[2]
+
+    def _quartiles(self) -> list[float]:
+        if len(self.samples) == 1:
+            return [self.samples[0]] * 3
+        return statistics.quantiles(self.samples, n=4, method="inclusive")
+
+    def __str__(self) -> str:
+        """Write the median with its unit, then the quartiles in the same unit."""
+        size, unit = _seconds_unit(self.median)
+        q1, q3 = (_three_figures(quartile / size) for quartile in (self.q1, self.q3))
+        steps = "1 step" if len(self.samples) == 1 else f"{len(self.samples)} steps"
+        return f"{_three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps})"
+
+
+def time_step(
+    step: Callable[[], object],
+    *,
+    device: torch.device | str,
+    warmup: int = 3,
+    repeats: int = 20,
+    max_seconds: float | None = None,
+) -> Timing:
+    """Run `step()` `warmup` times, then `repeats` times clocked, each from idle device to idle device.
+
+    The first steps are slower than the rest (memory is allocated, kernels are chosen and loaded): that is
+    what warm-up is for. `max_seconds` ends the clocked steps early, after the one that passes it.
+
+    Raises TypeError for a step that cannot be called, ValueError for fewer than 1 repeat or a negative
+    warm-up.
+    Example: time_step(lambda: x @ x, device="cpu").median → 0.0013
+    """
+    if not callable(step):
+        raise TypeError(
+            f"step is a {type(step).__name__}, which cannot be called: pass the function itself, as in "
+            "time_step(step), not its result, as in time_step(step())."
+        )
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}: a time needs at least 1 clocked step.")
+    if warmup < 0:
+        raise ValueError(f"warmup is {warmup}: pass 0 or more.")
+    for _ in range(warmup):
+        step()
+    samples: list[float] = []
+    while len(samples) < repeats and (max_seconds is None or sum(samples) < max_seconds or not samples):
+        synchronize(device)
+        start = time.perf_counter()
+        step()
+        synchronize(device)
+        samples.append(time.perf_counter() - start)
+    return Timing(tuple(samples))
+
+
+class StepTimer:
+    """Clock the steps of a training loop from within, for next to nothing.
+
+    `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA both put an event into the
+    queue and go on; the one wait is in `seconds()`. On a CPU they read the clock; on other devices they
+    synchronise first.
+
+    Example: timer = StepTimer("cpu"); timer.start(); train_one_step(); timer.stop(); timer.seconds() →
+    [0.0163]
+    Raises RuntimeError for a `stop()` without `start()`, or a second `start()`.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        """Make a timer for work on `device`."""
+        self.device = torch.device(device)
+        self._marks: list[tuple[Mark, Mark]] = []
+        self._started: Mark | None = None
+
+    def start(self) -> None:
+        """Start the clock for one step."""
+        if self._started is not None:
+            raise RuntimeError("start() twice without stop() between: call stop() at the end of each step.")
+        self._started = self._mark()
+
+    def stop(self) -> None:
+        """Stop the clock."""
+        if self._started is None:
+            raise RuntimeError("stop() without start(): call start() at the beginning of each step.")
+        self._marks.append((self._started, self._mark()))
+        self._started = None
+
+    def seconds(self) -> list[float]:
+        """Return the seconds of each finished step, in order."""
+        if self.device.type == "cuda":
+            synchronize(self.device)
+        return [_between(start, stop) for start, stop in self._marks]
+
+    def _mark(self) -> Mark:
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self.device))
+            return event
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+def _between(start: Mark, stop: Mark) -> float:
+    if isinstance(start, float) and isinstance(stop, float):
+        return stop - start
+    return start.elapsed_time(stop) / 1000  # an event's time is in milliseconds

@@ -1,0 +1,64 @@
+"""How figures look: one colour and one hatch for each recipe, one way to make a Figure.
+
+Figures are made without pyplot, so nothing is shown twice and nothing piles up. One that is the last value of a cell
+shows itself, sharp on a dense screen and small enough to be stored in the notebook.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
+COLOURS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp_fp16": "#D55E00", "amp_bf16": "#009E73"}
+HATCHES = {"fp32": "", "tf32": "..", "amp_fp16": "//", "amp_bf16": "xx"}
+PARTS = {  # the parts of a step's memory, from the ground up
+    "parameters": ("#0072B2", ""),
+    "gradients": ("#56B4E9", "//"),
+    "optimizer_state": ("#CC79A7", "xx"),
+    "activations": ("#E69F00", ".."),
+    "cast_copies": ("#999999", "\\\\"),
+}
+_DOTS, _SHOWN = 160, 110  # dots per inch in the file, and as the page shows them
+_FILE_COLOURS = 64  # a few flat colours and their edges: a quarter of the bytes of a full-colour file
+INK, FAINT = "#222222", "#8a8a8a"
+
+
+class CourseFigure(Figure):
+    """A Figure that a notebook shows as a small, sharp PNG."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        width, height = self.get_size_inches()
+        return png(self), {"width": round(width * _SHOWN), "height": round(height * _SHOWN)}
+
+
+def png(figure: Figure) -> bytes:
+    """Return the figure as the bytes of a PNG file of few colours."""
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png")
+    with Image.open(full) as image:
+        few = image.convert("RGB").quantize(_FILE_COLOURS, dither=Image.Dither.NONE)
+        few.save(small, "png", optimize=True)
+    return small.getvalue()
+
+
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives them)."""
+    figure = CourseFigure(figsize=(width, height), dpi=_DOTS, layout="constrained", facecolor="white")
+    axes = figure.subplots(rows, columns, **options)
+    for axis in figure.axes:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+        axis.tick_params(labelsize=8, colors=INK)
+        axis.title.set_fontsize(10)
+    return figure, axes
+
+
+def title(axis: Any, text: str, under: str = "") -> None:
+    """Write a left-aligned title and, smaller and fainter, what the axis shows."""
+    axis.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=18 if under else 8)
+    if under:
+        axis.text(0, 1.02, under, transform=axis.transAxes, fontsize=8, color=FAINT, va="bottom")

@@ -1,0 +1,209 @@
+"""The figures of chapter 06. They take data that was measured, and compute nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.memory import bytes_text
+from amp_course.kit.style import COLOURS, FAINT, HATCHES, INK, PARTS, new_figure, title
+from amp_course.loop.published import PUBLISHED
+
+if TYPE_CHECKING:
+    from amp_course.kit.memory import StepMemory
+    from amp_course.loop.report import ReportCard
+    from amp_course.loop.train import RunRecord
+
+
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps a number readable on a line
+
+
+def step_times_figure(records: Sequence[RunRecord]) -> Figure:
+    """Draw every step's time of some runs, warm-up hollow, with the median and quartiles of the rest."""
+    figure, axis = new_figure(7.2, 2.9)
+    for record in records:
+        colour, n = COLOURS[record.recipe.name], record.warmup
+        milliseconds = [seconds * 1e3 for seconds in record.step_seconds]
+        steps = list(range(len(milliseconds)))
+        axis.plot(steps[:n], milliseconds[:n], "o", mfc="none", mec=colour, ms=4)
+        axis.plot(steps[n:], milliseconds[n:], "o", color=colour, ms=3, label=record.recipe.label)
+        timing = record.timing
+        axis.axhspan(timing.q1 * 1e3, timing.q3 * 1e3, xmax=0.92, color=colour, alpha=0.18, lw=0)
+        axis.axhline(timing.median * 1e3, color=colour, lw=1, xmax=0.92)
+        axis.text(
+            len(steps) + 0.5, timing.median * 1e3, seconds_text(timing.median), color=colour, fontsize=8, va="center"
+        )
+    axis.set_yscale("log")
+    axis.set_xlim(-1, 1.09 * max(len(record.step_seconds) for record in records))
+    axis.set_xlabel("step (hollow: warm-up, not measured)", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records))
+    title(axis, "Time per step", "milliseconds, log scale; line and band: median and quartiles")
+    return figure
+
+
+def fooled_figure(milliseconds: Mapping[str, float], honest: str) -> Figure:
+    """Draw what several ways of timing the same step answer, the honest one marked."""
+    figure, axis = new_figure(7.2, 0.9 + 0.38 * len(milliseconds))
+    names = list(milliseconds)[::-1]
+    for row, name in enumerate(names):
+        right = name == honest
+        axis.barh(
+            row,
+            milliseconds[name],
+            color=COLOURS["amp_bf16" if right else "amp_fp16"],
+            hatch="" if right else "//",
+            edgecolor="white",
+            height=0.65,
+        )
+        axis.text(milliseconds[name], row, f" {milliseconds[name]:.3g} ms", va="center", fontsize=8, color=INK)
+    axis.axvline(milliseconds[honest], color=INK, lw=0.8, ls=":")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_xscale("log")
+    axis.margins(x=0.15)
+    title(axis, "The same step, timed in four ways", "milliseconds per step, log scale")
+    return figure
+
+
+def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
+    """Draw the parts of a step's memory, stacked, one bar for each name; the peak is the line across."""
+    figure, axis = new_figure(7.2, 1.2 + 0.5 * len(memories))
+    names = list(memories)[::-1]
+    for row, name in enumerate(names):
+        memory, left = memories[name], 0.0
+        for part, (colour, hatch) in PARTS.items():
+            size = getattr(memory, part) / 2**20
+            axis.barh(
+                row,
+                size,
+                left=left,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                height=0.6,
+                label=part.replace("_", " ") if row == 0 else None,
+            )
+            left += size
+        axis.plot(
+            [memory.peak / 2**20] * 2, [row - 0.38, row + 0.38], color=INK, lw=2, label="peak" if row == 0 else None
+        )
+        axis.text(max(left, memory.peak / 2**20), row, f"  peak {bytes_text(memory.peak)}", va="center", fontsize=8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.margins(x=0.22)
+    axis.set_xlim(left=0)
+    figure.legend(fontsize=8, frameon=False, ncols=6, loc="outside lower center")
+    title(axis, "What one step keeps in memory", "MiB; counted tensor by tensor")
+    return figure
+
+
+def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
+    """Draw the loss scale that each step used, with the skipped steps marked."""
+    figure, axis = new_figure(7.2, 2.4)
+    axis.step(range(len(scales)), scales, where="mid", color=COLOURS["amp_fp16"], lw=1.5)
+    axis.plot(skipped, [scales[n] for n in skipped], "X", color=INK, ms=8, label="step skipped", ls="none")
+    axis.set_yscale("log", base=2)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel("step", fontsize=8)
+    if skipped:
+        axis.legend(fontsize=8, frameon=False)
+    title(axis, "Loss scale", "what each step was scaled by")
+    return figure
+
+
+def report_card_figure(card: ReportCard) -> Figure:
+    """Draw the report card: for each workload time and peak memory relative to fp32; published speed-ups beside them."""
+    names = card.workloads()
+    recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
+    figure, axes = new_figure(11, 1.6 + 0.23 * (len(recipes) + 1) * len(names), columns=3, width_ratios=[4, 4, 2.6])
+    for axis, value, text, head in (
+        (
+            axes[0],
+            card.speedup,
+            lambda row: f"{card.speedup(row):.2f} ×  ({seconds_text(row.timing.median)})",
+            "Speed-up",
+        ),
+        (
+            axes[1],
+            lambda row: row.peak_bytes / card.of(row.workload)[0].peak_bytes,
+            lambda row: bytes_text(row.peak_bytes),
+            "Peak memory",
+        ),
+    ):
+        _grouped(axis, card, names, len(recipes), value, text)
+        axis.axvline(1, color=INK, lw=0.8, ls=":", zorder=0)
+        title(axis, head, "fp32 = 1")
+    axes[1].set_yticklabels([])
+    for row, published in enumerate(PUBLISHED[::-1]):
+        axes[2].barh(row, published.speedup, color="#d9d9d9", edgecolor=FAINT, height=0.6, lw=0.6)
+        axes[2].text(published.speedup, row, f" {published.speedup:.2f} ×", fontsize=7, va="center")
+    labels = [f"{published.what}\n{published.hardware}" for published in PUBLISHED[::-1]]
+    axes[2].set_yticks(range(len(PUBLISHED)), labels, fontsize=6.5)
+    axes[2].margins(x=0.2)
+    axes[2].set_xlim(left=0)
+    title(axes[2], "Published elsewhere", "speed-up, other hardware and baselines")
+    handles = [_patch(recipe.name, recipe.label) for recipe in recipes]
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=len(recipes), loc="outside lower center")
+    figure.suptitle(
+        f"Report card: {card.machine.device_name}, torch {card.machine.torch_version}, {card.day}",
+        fontsize=9,
+        x=0.01,
+        ha="left",
+        color=FAINT,
+    )
+    return figure
+
+
+def save_report_card(card: ReportCard, folder: Path | str) -> tuple[Path, Path]:
+    """Write report_card.json and report_card.png into a folder, made if need be; return their paths."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data, picture = folder / "report_card.json", folder / "report_card.png"
+    data.write_text(json.dumps(card.to_dict(), indent=1) + "\n", encoding="utf-8")
+    report_card_figure(card).savefig(picture)
+    return data, picture
+
+
+def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
+    """Draw speed-ups, one bar for each (recipe's name, label, fp32's time over the recipe's)."""
+    figure, axis = new_figure(7.2, 0.9 + 0.3 * max(1, len(points)))
+    for row, (recipe, _, speedup) in enumerate(points[::-1]):
+        axis.barh(row, speedup, color=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white")
+        axis.text(speedup, row, f" {speedup:.2f} ×", va="center", fontsize=8)
+    axis.set_yticks(range(len(points)), [label for _, label, _ in points[::-1]], fontsize=8)
+    axis.axvline(1, color=INK, lw=0.8, ls=":")
+    axis.margins(x=0.15)
+    axis.set_xlim(left=0)
+    title(axis, "Speed-up over fp32", "1 = as fast as fp32")
+    return figure
+
+
+def _grouped(axis: Any, card: ReportCard, names: Sequence[str], group: int, value: Any, text: Any) -> None:
+    ticks, labels = [], []
+    for place, name in enumerate(names):
+        rows = card.of(name)
+        for at, row in enumerate(rows):
+            y = -(place * (group + 1) + at)
+            axis.barh(
+                y,
+                value(row),
+                color=COLOURS[row.recipe.name],
+                hatch=HATCHES[row.recipe.name],
+                edgecolor="white",
+                height=0.85,
+            )
+            axis.text(value(row), y, f" {text(row)}", va="center", fontsize=7, bbox=_ON_WHITE, zorder=3)
+        ticks.append(-(place * (group + 1) + (len(rows) - 1) / 2))
+        labels.append(rows[0].title.replace(", ", "\n", 1))
+    axis.set_yticks(ticks, labels, fontsize=8)
+    axis.margins(x=0.35)
+    axis.set_xlim(left=0)
+
+
+def _patch(recipe: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white", label=label)

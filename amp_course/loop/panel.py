@@ -1,0 +1,128 @@
+"""`StepExplorer`: choose a width, a batch size and a recipe, and measure one step of SimpleNet against fp32."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+import torch
+from matplotlib.figure import Figure
+
+from amp_course.kit.hardware import pick_device
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.panel import WIDE, Panel
+from amp_course.kit.style import png
+from amp_course.loop.figures import speed_up_figure
+from amp_course.loop.recipe import FP32, RECIPES, recipes_for
+from amp_course.loop.train import join
+from amp_course.loop.workloads import simple_net
+
+_ROUNDS, _STEPS = 3, 5
+_MAX_SECONDS = 2.0  # for a recipe and a round: fp16 on a CPU may take a hundred times as long
+_MAX_BARS = 12
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: a recipe against fp32 at a width and batch size, their steps run in turn."""
+
+    recipe: str
+    width: int
+    batch: int
+    fp32_seconds: float
+    seconds: float
+
+    @property
+    def speedup(self) -> float:
+        """fp32's time over the recipe's."""
+        return self.fp32_seconds / self.seconds
+
+    @property
+    def label(self) -> str:
+        """What a bar of it is called."""
+        return f"{RECIPES[self.recipe].label}, width {self.width}, batch {self.batch}"
+
+
+def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> Measured:
+    """Time SimpleNet's step in fp32 and under a recipe, in turn; medians after the warm-up."""
+    workload = simple_net(device, width, batch)
+    sides = [workload.start(FP32), workload.start(RECIPES[recipe])]
+    runs = [[side.run(_STEPS, _MAX_SECONDS) for side in sides] for _ in range(_ROUNDS)]
+    base, other = (join([run[side] for run in runs]).timing.median for side in (0, 1))
+    return Measured(recipe, width, batch, base, other)
+
+
+class StepExplorer(Panel):
+    """Width, batch and recipe by slider and menu; the button measures; each measurement stays as a bar.
+
+    panel.width.value = 512; panel.measure.click() drives it in a test; `panel.results` holds what was measured.
+    """
+
+    def __init__(self) -> None:
+        self.device = pick_device()
+        widths = (64, 128, 256, 512, 1024) if self.device.type == "cpu" else (256, 512, 1024, 2048, 4096, 8192)
+        batches = (1, 8, 32, 128, 256) if self.device.type == "cpu" else (1, 32, 128, 512, 2048)
+        others = [recipe for recipe in recipes_for(self.device) if recipe is not FP32]
+        self.width = widgets.SelectionSlider(
+            options=widths, value=widths[3], description="width", style=WIDE, tooltip="features of each Linear"
+        )
+        self.batch = widgets.SelectionSlider(
+            options=batches, value=batches[3], description="batch size", style=WIDE, tooltip="samples in a step"
+        )
+        self.recipe = widgets.Dropdown(
+            options=[(recipe.label, recipe.name) for recipe in others],
+            value="amp_bf16",
+            description="against fp32",
+            style=WIDE,
+            tooltip="the recipe that is timed beside fp32",
+        )
+        self.measure = widgets.Button(
+            description="Measure", button_style="primary", tooltip="time both and add a bar (about a second)"
+        )
+        self.clear = widgets.Button(description="Clear", tooltip="remove all bars")
+        self.results: list[Measured] = []
+        self.measure.on_click(lambda _: self._measure())
+        self.clear.on_click(lambda _: self._clear())
+        buttons = widgets.HBox([self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em"))
+        image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%", width="720px", display="none"))
+        image.add_class("amp-course-view")
+        super().__init__(
+            f"One training step of SimpleNet on {self.device.type.upper()}: what does AMP buy at this size?",
+            [self.width, self.batch, self.recipe, buttons],
+            image,
+        )
+        self.tell("Choose a size and press Measure.")
+
+    def _measure(self) -> None:
+        self.measure.disabled = True
+        self.tell("measuring …")
+        try:
+            found = measure_pair(self.recipe.value, self.width.value, self.batch.value, self.device)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            self.tell(f"{html.escape(str(error).split(chr(10))[0])}: choose a smaller width or batch.")
+        else:
+            self.results = [*self.results, found][-_MAX_BARS:]
+            self.tell(
+                f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, {RECIPES[found.recipe].label} "
+                f"{seconds_text(found.seconds)}, <b>{found.speedup:.2f} times</b> as fast."
+            )
+            self._redraw()
+        finally:
+            self.measure.disabled = False
+
+    def _clear(self) -> None:
+        self.results = []
+        self.tell("Choose a size and press Measure.")
+        self.view.layout.display = "none"
+
+    def _redraw(self) -> None:
+        self.view.value = png(self.still())
+        self.view.layout.display = ""
+
+    def still(self) -> Figure:
+        """Return the bars as they stand."""
+        return speed_up_figure([(found.recipe, found.label, found.speedup) for found in self.results])
+
+    def __repr__(self) -> str:
+        return "StepExplorer()"

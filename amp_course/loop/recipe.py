@@ -1,0 +1,65 @@
+"""The recipes that a loop can run: which dtype autocast uses, and whether a scaler scales the loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one training step computes.
+
+    name:   "fp32", "tf32", "amp_fp16" or "amp_bf16"
+    label:  how figures and tables write it
+    dtype:  what autocast casts to; None leaves autocast off
+    scaled: whether `torch.amp.GradScaler` scales the loss
+    tf32:   whether fp32 matmuls and convolutions may round their inputs to TF32 (CUDA only)
+    """
+
+    name: str
+    label: str
+    dtype: torch.dtype | None
+    scaled: bool
+    tf32: bool = False
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32 elsewhere.
+
+        cuDNN's convolutions use TF32 by default, so an "fp32" baseline that sets nothing is not one.
+        """
+        matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = conv
+
+
+FP32 = Recipe("fp32", "fp32", None, scaled=False)
+TF32 = Recipe("tf32", "tf32", None, scaled=False, tf32=True)
+AMP_FP16 = Recipe("amp_fp16", "AMP fp16", torch.float16, scaled=True)
+AMP_BF16 = Recipe("amp_bf16", "AMP bf16", torch.bfloat16, scaled=False)
+
+RECIPES = {recipe.name: recipe for recipe in (FP32, TF32, AMP_FP16, AMP_BF16)}
+
+
+def find_recipe(recipe: Recipe | str) -> Recipe:
+    """Return a recipe given itself or its name: "amp-fp16" → AMP_FP16. An unknown one raises ValueError."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    name = str(recipe).lower().replace("-", "_").replace(" ", "_")
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {recipe!r}: choose one of {', '.join(RECIPES)}, or hand over a Recipe")
+    return RECIPES[name]
+
+
+def recipes_for(device: torch.device) -> tuple[Recipe, ...]:
+    """Return the recipes that mean something on a device: TF32 is a mode of NVIDIA's matrix units only."""
+    return tuple(recipe for recipe in RECIPES.values() if device.type == "cuda" or not recipe.tf32)

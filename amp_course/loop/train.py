@@ -1,0 +1,188 @@
+"""The tested twin of the loops that chapter 06 writes in plain cells: train, and keep a record of the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.kit.measure import StepTimer, Timing
+from amp_course.kit.memory import StepMemory, step_memory
+from amp_course.loop.recipe import FP32, Recipe, find_recipe
+
+_MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run left behind.
+
+    losses:       the loss of every step, unscaled
+    scales:       the loss scale that every step used; 1.0 where nothing scales
+    skipped:      the numbers (from 0) of the steps that the scaler skipped
+    step_seconds: the time of every step; the first `warmup` of them are no measurement
+    memory:       the bytes of one step, or None
+    complete:     False when `max_seconds` ended the run early
+    """
+
+    recipe: Recipe
+    device: str
+    losses: tuple[float, ...]
+    scales: tuple[float, ...]
+    skipped: tuple[int, ...]
+    step_seconds: tuple[float, ...]
+    warmup: int
+    memory: StepMemory | None
+    complete: bool
+
+    @property
+    def timing(self) -> Timing:
+        """The steps after the warm-up; of a run that ended in it, the last step alone."""
+        return Timing(self.step_seconds[self.warmup :] or self.step_seconds[-1:])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain numbers and strings, ready for JSON."""
+        return {
+            "recipe": self.recipe.name,
+            "device": self.device,
+            "losses": list(self.losses),
+            "scales": list(self.scales),
+            "skipped": list(self.skipped),
+            "step_seconds": list(self.step_seconds),
+            "warmup": self.warmup,
+            "memory": self.memory.to_dict() if self.memory else None,
+            "complete": self.complete,
+        }
+
+
+def train(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe | str = FP32,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    warmup: int = 3,
+    memory: bool = True,
+    max_seconds: float | None = None,
+    progress: bool = True,
+) -> RunRecord:
+    """Train on every batch once under a recipe and return the record.
+
+    model:   on one device, its parameters fp32
+    batches: yields (inputs, targets) on the model's device; a list or anything else that can be iterated
+    loss_fn: (outputs, targets) → a loss with one element
+    scaler:  the one to go on with; by default a new `torch.amp.GradScaler`, switched off unless the recipe scales
+    memory:  count the bytes of the second step, which is part of the warm-up and never of the timing
+    max_seconds: stop after the step in which this is reached, the warm-up always done
+    progress: a bar, shown only once the run has taken 3 seconds
+
+    Raises ValueError for a model without parameters, no batches, a loss of more than one element, an unknown recipe.
+
+    Source: the loop of PyTorch's "Automatic Mixed Precision examples".
+    """
+    recipe = find_recipe(recipe)
+    device = _device_of(model)
+    if scaler is None:
+        scaler = torch.amp.GradScaler(device.type, enabled=recipe.scaled)
+
+    losses: list[Tensor] = []  # left on the device: reading one would make the CPU wait for the GPU
+
+    def step(inputs: Tensor, targets: Tensor) -> None:
+        with torch.autocast(device.type, dtype=recipe.dtype, enabled=recipe.dtype is not None):
+            loss = loss_fn(model(inputs), targets)
+        _require_one_number(loss)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    timer = StepTimer(device)
+    scales: list[float] = []
+    skipped: list[int] = []
+    counted: StepMemory | None = None
+    scale = scaler.get_scale()
+    began, complete = time.monotonic(), True
+    with recipe.precision():
+        for number, (inputs, targets) in enumerate(_with_bar(batches, progress, recipe)):
+            if max_seconds is not None and number >= max(1, warmup) and time.monotonic() - began > max_seconds:
+                complete = False
+                break
+            timer.start()
+            if memory and number == min(_MEMORY_STEP, warmup - 1):
+                counted = step_memory(model, optimizer, partial(step, inputs, targets), (inputs, targets))
+            else:
+                step(inputs, targets)
+            timer.stop()
+            scales.append(scale)
+            next_scale = scaler.get_scale()  # read once a step: on a GPU, reading it waits for the step
+            if next_scale < scale:  # only a skipped step lowers it
+                skipped.append(number)
+            scale = next_scale
+    if not losses:
+        raise ValueError("there is no batch to train on: is the data set empty, or an iterator already used up?")
+    return RunRecord(
+        recipe=recipe,
+        device=str(device),
+        losses=tuple(torch.stack(losses).float().tolist()),
+        scales=tuple(scales),
+        skipped=tuple(skipped),
+        step_seconds=tuple(timer.seconds()),
+        warmup=warmup,
+        memory=counted,
+        complete=complete,
+    )
+
+
+def join(records: list[RunRecord]) -> RunRecord:
+    """Join records that follow one another in one training: the first one's warm-up, everything else in line."""
+    first, starts = records[0], [0]
+    for record in records:
+        starts.append(starts[-1] + len(record.losses))
+    return RunRecord(
+        recipe=first.recipe,
+        device=first.device,
+        losses=sum((record.losses for record in records), ()),
+        scales=sum((record.scales for record in records), ()),
+        skipped=tuple(n + at for record, at in zip(records, starts, strict=False) for n in record.skipped),
+        step_seconds=sum((record.step_seconds for record in records), ()),
+        warmup=first.warmup,
+        memory=next((record.memory for record in records if record.memory), None),
+        complete=all(record.complete for record in records),
+    )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError(
+            f"{type(model).__name__} has no parameters, so there is nothing to train: register its layers as attributes or "
+            "in an nn.ModuleList (a plain list hides them)"
+        )
+    return parameter.device
+
+
+def _require_one_number(loss: Tensor) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"the loss must be one number to call backward() on it, and loss_fn gave {got}: let it reduce, as "
+            'nn.functional.cross_entropy does with reduction="mean"'
+        )
+
+
+def _with_bar(batches: Iterable[Any], progress: bool, recipe: Recipe) -> Iterable[Any]:
+    # tqdm's notebook bar overrules TQDM_DISABLE, so it is asked for here: notebooks that are run to be stored set it.
+    if not progress or os.environ.get("TQDM_DISABLE"):
+        return batches
+    from tqdm.auto import tqdm
+
+    return tqdm(batches, desc=recipe.label, delay=3, leave=False, unit="step")

@@ -1,0 +1,37 @@
+"""A queue of work, as a GPU has one: a step is handed over at once and done later.
+
+On CUDA it is the GPU's own stream. Elsewhere one background thread does the work: a stand-in that shows the same
+thing, real work done later than the line that asked for it, on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from amp_course.kit.measure import synchronize
+
+
+class WorkQueue:
+    """Hand work over with `launch(function)`; wait for all of it with `synchronize()`."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._thread = None if self.device.type == "cuda" else ThreadPoolExecutor(1, "work queue")
+        self._waiting: list[Future[object]] = []
+
+    def launch(self, work: Callable[[], object]) -> None:
+        """Queue one piece of work and come back at once."""
+        if self._thread is None:
+            work()  # its kernels go into the GPU's stream; the call returns before they ran
+        else:
+            self._waiting.append(self._thread.submit(work))
+
+    def synchronize(self) -> None:
+        """Wait until everything that was queued is done; raises what the work raised."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.result()
+        synchronize(self.device)

@@ -1,0 +1,53 @@
+"""The map of the course with the reader's progress, for the start page."""
+
+from __future__ import annotations
+
+import html
+
+from amp_course.checking import progress
+from amp_course.course import CHAPTERS, Chapter, available
+from amp_course.kit.paths import work_dir
+
+
+class CourseMap:
+    """A table of the chapters: what each asks, how many of its exercises are solved, and links to open both."""
+
+    def __init__(self) -> None:
+        self.progress = progress.load()
+        self.ready = available()
+
+    def counts(self, chapter: Chapter) -> tuple[int, int]:
+        """Return (solved, all) of a chapter's exercises."""
+        exercises = chapter.exercises() if chapter in self.ready else ()
+        return sum(self.progress.state(exercise.id) == "correct" for exercise in exercises), len(exercises)
+
+    def __repr__(self) -> str:
+        lines = []
+        for chapter in CHAPTERS:
+            solved, count = self.counts(chapter)
+            state = f"{solved} of {count} solved" if chapter in self.ready else "in the making"
+            lines.append(f"{chapter.number:02d} {chapter.word:<12} {state:<16} {chapter.question}")
+        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(self._row(chapter) for chapter in CHAPTERS)
+        note = f"<p>{html.escape(self.progress.note)}</p>" if self.progress.note else ""
+        head = "".join(
+            f'<th style="text-align:left">{text}</th>'
+            for text in ("", "chapter", "the question", "minutes", "exercises")
+        )
+        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _row(self, chapter: Chapter) -> str:
+        ready = chapter in self.ready
+        name = f'<a href="{chapter.stem}.ipynb">{chapter.word}</a>' if ready else chapter.word
+        solved, count = self.counts(chapter)
+        if not ready:
+            work = '<span style="opacity:.6">in the making</span>'
+        else:
+            bar = f'<progress value="{solved}" max="{max(count, 1)}" style="width:6em">{solved}</progress>'
+            work = f"{bar} {solved} of {count}"
+            if (work_dir() / f"{chapter.stem}.ipynb").is_file():
+                work += f' · <a href="../{work_dir().name}/{chapter.stem}.ipynb">open</a>'
+        cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), str(chapter.minutes), work)
+        return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"

@@ -1,0 +1,168 @@
+"""The reader's own copies of the exercises, in `my_work/`: made, refreshed, set back. Nothing of the reader's is lost.
+
+`my_work/.origins.json` remembers what each copy was made from: `{"06_loop.ipynb": "<sha256 of the exercise>"}`.
+A copy that still equals its origin is not yet the reader's, and follows the course; any other is never written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from amp_course.course import Chapter
+from amp_course.kit.errors import CourseError
+from amp_course.kit.paths import course_root, work_dir
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file that was written in `my_work/`, and a line that says so to the reader."""
+
+    path: Path
+    message: str
+
+
+def copy_missing() -> list[Change]:
+    """Copy each exercise that the reader lacks; offer beside the reader's copy one that has changed in the course.
+
+    Returns what was done, in order; nothing to do gives an empty list. Raises CourseError where `my_work/` cannot
+    be written.
+    """
+    exercises = sorted((course_root() / "exercises").glob("*.ipynb"))
+    work = work_dir()
+    changes: list[Change] = []
+    if not exercises:
+        return changes
+    with _explained(work):
+        work.mkdir(parents=True, exist_ok=True)
+        before, note = _read_origins(work)
+        changes += note
+        origins = dict(before)
+        for exercise in exercises:
+            changes += _bring_up_to_date(exercise, work / exercise.name, origins)
+        if origins != before:
+            _write_origins(work, origins)
+    return changes
+
+
+def reset(chapter: Chapter) -> list[Change]:
+    """Put the reader's copy of a chapter's exercises aside under a dated name, and make a fresh copy.
+
+    Raises CourseError for a chapter without exercises, or where `my_work/` cannot be written.
+    """
+    exercise = course_root() / "exercises" / f"{chapter.stem}.ipynb"
+    if not exercise.is_file():
+        known = ", ".join(path.stem for path in sorted(exercise.parent.glob("*.ipynb"))) or "none yet"
+        raise CourseError(f"chapter {chapter.stem} has no exercises to set back: choose one that has some ({known}).")
+    work = work_dir()
+    copy = work / exercise.name
+    changes: list[Change] = []
+    with _explained(work):
+        work.mkdir(parents=True, exist_ok=True)
+        # Before the old copy moves: a full disk must not leave the reader with none.
+        fresh = _staged(exercise, copy)
+        if copy.exists():
+            saved = _unused(copy, f"saved-{datetime.now():%Y-%m-%d-%H%M}")
+            os.replace(copy, saved)
+            changes.append(Change(saved, f"Your work is kept as {saved}."))
+        os.replace(fresh, copy)
+        changes.append(Change(copy, f"{copy} is fresh again."))
+        origins, note = _read_origins(work)
+        _write_origins(work, origins | {exercise.name: _sha256(exercise)})
+    return changes + note
+
+
+def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> list[Change]:
+    """Deal with one exercise; notes in `origins` what the copy now stems from."""
+    upstream, origin = _sha256(exercise), origins.get(exercise.name)
+    if not copy.exists():
+        _copy(exercise, copy)
+        origins[exercise.name] = upstream
+        return [Change(copy, f"Copied the exercises {exercise.stem} to {copy}.")]
+    if origin == upstream:
+        return []
+    origins[exercise.name] = upstream
+    mine = _sha256(copy)
+    if origin is None or mine == upstream:
+        return []  # where the copy stems from is not known: it is the reader's, and only later changes are offered
+    if mine == origin:
+        _copy(exercise, copy)
+        return [Change(copy, f"The exercises {exercise.stem} have changed, and your untouched copy with them.")]
+    offered = _unused(copy, f"new-{datetime.now():%Y-%m-%d}")
+    _copy(exercise, offered)
+    return [
+        Change(
+            offered,
+            f"The exercises {exercise.stem} have changed in the course. Your copy is left as it is; the new one lies "
+            f"beside it: {offered}.",
+        )
+    ]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy in one step: a kill leaves no half notebook under the name that the reader opens."""
+    os.replace(_staged(source, target), target)
+
+
+def _staged(source: Path, target: Path) -> Path:
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.copyfile(source, temporary)
+    return temporary
+
+
+def _unused(path: Path, word: str) -> Path:
+    """Return a name beside the path that no file has: 06_loop.ipynb, "new-2026-11-21" → 06_loop.new-2026-11-21.ipynb."""
+    candidate, count = path.with_name(f"{path.stem}.{word}{path.suffix}"), 1
+    while candidate.exists():
+        count += 1
+        candidate = path.with_name(f"{path.stem}.{word}-{count}{path.suffix}")
+    return candidate
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read_origins(work: Path) -> tuple[dict[str, str], list[Change]]:
+    """Return the origins, and a note if their file was damaged; the damaged file is set aside."""
+    path = work / ".origins.json"
+    try:
+        origins = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(origins, dict) or not all(isinstance(value, str) for value in origins.values()):
+            raise ValueError("it holds no table of exercises")
+    except FileNotFoundError:
+        return {}, []
+    except ValueError as error:
+        aside = _unused(path, f"damaged-{datetime.now():%Y-%m-%d}")
+        os.replace(path, aside)
+        message = (
+            f"{path} was damaged ({error}) and is kept as {aside.name}. Your notebooks are untouched. If an exercise looks "
+            "out of date, `amp-course reset CHAPTER` gives you the present one and keeps yours."
+        )
+        return {}, [Change(aside, message)]
+    return origins, []
+
+
+def _write_origins(work: Path, origins: dict[str, str]) -> None:
+    temporary = work / ".origins.json.tmp"
+    temporary.write_text(json.dumps(origins, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, work / ".origins.json")
+
+
+@contextlib.contextmanager
+def _explained(work: Path) -> Iterator[None]:
+    """Turn the system's refusal to write into one line with a cure."""
+    try:
+        yield
+    except OSError as error:
+        raise CourseError(
+            f"the folder for your copies, {work}, cannot be used ({error.strerror}: {error.filename}); nothing of yours is "
+            "lost. Make it writable, or set AMP_COURSE_WORK to a folder that is."
+        ) from error

@@ -1,0 +1,68 @@
+"""Try the benchmarks out at a tiny size, as a reader would run them: the records' shape, not the times in them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--tiny", "--device", "cpu", "--rounds", "2", "--steps", "2", "--threads", "1"]
+SPREAD = {"median", "q1", "q3"}
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def record(folder: Path, name: str) -> dict:
+    (path,) = folder.glob(f"{name}-cpu-*.json")
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == name
+    assert path.stem.endswith(found["date"][:10])
+    assert found["machine"]["device"] == "cpu"
+    assert found["versions"]["torch"]
+    assert found["settings"]["tiny"] and found["settings"]["rounds"] == 2
+    assert list(found["workloads"]) == ["simple_net", "char_gpt"]
+    for workload in found["workloads"].values():
+        assert list(workload["recipes"])[:2] == ["fp32", "amp_bf16"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+def test_timer(results: Path) -> None:
+    assert "StepTimer" in run("timer", *SMALL, "--out", results)
+    found = record(results, "timer")
+    assert found["start_stop_seconds"]["median"] > 0
+    for workload in found["workloads"].values():
+        for recipe in workload["recipes"].values():
+            assert set(recipe["cost"]) == set(recipe["bare_seconds_per_step"]) == SPREAD
+            assert recipe["defaults"]["steps"] > 0
+
+
+def test_peers_train_alike_and_are_drawn(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason='needs pip install -e ".[peers]"')
+    pytest.importorskip("lightning_fabric", reason='needs pip install -e ".[peers]"')
+    run("peers", *SMALL, "--out", results)
+    for workload in record(results, "peers")["workloads"].values():
+        for recipe in workload["recipes"].values():
+            assert recipe["losses"]["same"]
+            assert recipe["ratio"]["over"] in ("accelerate", "fabric")
+            for side in recipe["sides"].values():
+                assert len(side["seconds_per_step"]) == 2
+                assert set(side["steps_per_second"]) == SPREAD
+            assert set(recipe["over_fp32_course"]) == {"course", "accelerate", "fabric"}
+
+    image, readme = tmp_path / "benchmark.png", tmp_path / "README.md"
+    readme.write_text((ROOT / "benchmarks" / "README.md").read_text())
+    run("figure", "--results", results, "--image", image, "--readme", readme)
+    assert image.stat().st_size > 10_000
+    assert readme.read_text().count("| AMP bf16 |") >= 2

@@ -1,0 +1,84 @@
+"""An exercise to check against, a progress file of each test's own, and a look at the state that a process shares."""
+
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amp_course.checking import Exercise
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "my_work"
+    monkeypatch.setenv("AMP_COURSE_WORK", str(folder))
+    return folder
+
+
+@pytest.fixture
+def make() -> Callable[..., Exercise]:
+    """An exercise whose judge calls the answer with nothing and takes whatever comes; any field can be given."""
+
+    def build(**fields: Any) -> Exercise:
+        usual: dict[str, Any] = {
+            "chapter": "loop",
+            "name": "probe",
+            "number": 1,
+            "title": "Probe",
+            "task": "Write `probe`.",
+            "difficulty": 2,
+            "importance": 3,
+            "minutes": 5,
+            "lines": 1,
+            "hints": ("look", "look closer", "it is this"),
+            "judge": lambda answer: answer(),
+            "why": "because.",
+            "alternative": "something else.",
+            "seconds": 5.0,
+        }
+        return Exercise(**(usual | fields))
+
+    return build
+
+
+def shared_state() -> dict[str, Any]:
+    """Return what a process shares, read without the package; random states as the numbers that they give next."""
+    generator = torch.Generator()
+    generator.set_state(torch.get_rng_state())
+    drawn = torch.rand(3, generator=generator, dtype=torch.float64, device="cpu")
+    numpy_random, plain_random = np.random.RandomState(), random.Random()
+    numpy_random.set_state(np.random.get_state())
+    plain_random.setstate(random.getstate())
+    torch.autocast_increment_nesting()
+    return {
+        "tensors": (torch.empty(1).dtype, torch.empty(1).device, torch._C._len_torch_function_stack()),
+        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.empty(1).is_inference()),
+        "autocast": [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
+        "depth": torch.autocast_decrement_nesting(),
+        "cache": torch.is_autocast_cache_enabled(),
+        "threads": torch.get_num_threads(),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "matmul": torch.get_float32_matmul_precision(),
+        "random": (drawn.tolist(), numpy_random.rand(3).tolist(), plain_random.random()),
+        "seed": torch.initial_seed(),
+        "filters": list(warnings.filters),
+        "interrupts": (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), sys.gettrace()),
+    }
+
+
+@pytest.fixture
+def unchanged() -> Any:
+    """Fail the test if the process's state is not, at its end, what it was at its beginning."""
+    before = shared_state()
+    yield
+    assert shared_state() == before

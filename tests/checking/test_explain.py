@@ -1,0 +1,379 @@
+"""The words for what answers raise, each provoked from the real torch: a message that changes is found here."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amp_course.checking.explain import _KNOWN, explain, short, where
+
+
+def scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu")
+
+
+def setting(dtype: torch.dtype = torch.float32) -> tuple[nn.Parameter, torch.optim.Optimizer, torch.amp.GradScaler]:
+    weight = nn.Parameter(torch.ones(2, dtype=dtype))
+    return weight, torch.optim.SGD([weight], lr=0.1), scaler()
+
+
+def step_without_backward():
+    weight, optimizer, s = setting()
+    s.scale(weight.sum())
+    s.step(optimizer)
+
+
+def step_after_zero_grad():
+    weight, optimizer, s = setting()
+    s.scale(weight.sum()).backward()
+    optimizer.zero_grad()
+    s.step(optimizer)
+
+
+def update_without_step():
+    weight, _, s = setting()
+    s.scale(weight.sum()).backward()
+    s.update()
+
+
+def step_without_scale():
+    weight, optimizer, s = setting()
+    weight.sum().backward()
+    s.step(optimizer)
+
+
+def unscale_without_scale():
+    weight, optimizer, s = setting()
+    weight.sum().backward()
+    s.unscale_(optimizer)
+
+
+def update_without_scale():
+    scaler().update()
+
+
+def unscale_twice():
+    weight, optimizer, s = setting()
+    s.scale(weight.sum()).backward()
+    s.unscale_(optimizer)
+    s.unscale_(optimizer)
+
+
+def unscale_after_step():
+    weight, optimizer, s = setting()
+    s.scale(weight.sum()).backward()
+    s.step(optimizer)
+    s.unscale_(optimizer)
+
+
+def step_twice():
+    weight, optimizer, s = setting()
+    s.scale(weight.sum()).backward()
+    s.step(optimizer)
+    s.step(optimizer)
+
+
+def half_parameters():
+    weight, optimizer, s = setting(torch.float16)
+    s.scale(weight.sum()).backward()
+    s.unscale_(optimizer)
+
+
+def backward_twice():
+    loss = (setting()[0] ** 2).sum()
+    loss.backward()
+    loss.backward()
+
+
+def backward_of_a_vector():
+    (setting()[0] * 2).backward()
+
+
+def backward_of_a_number_made_anew():
+    torch.tensor(setting()[0].sum().item()).backward()
+
+
+def backward_under_no_grad():
+    with torch.no_grad():
+        loss = setting()[0].sum()
+    loss.backward()
+
+
+def inference_tensor_in_backward():
+    with torch.inference_mode():
+        x = torch.ones(2)
+    (setting()[0] * x).sum().backward()
+
+
+def inference_tensor_changed():
+    with torch.inference_mode():
+        x = torch.ones(2)
+    x.add_(1)
+
+
+def half_input_to_linear():
+    nn.Linear(2, 2)(torch.ones(1, 2).half())
+
+
+def half_input_to_conv():
+    nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2).bfloat16())
+
+
+def float_input_to_half_norm():
+    nn.BatchNorm1d(2).bfloat16()(torch.ones(3, 2))
+
+
+def half_input_to_lstm():
+    nn.LSTM(2, 2)(torch.ones(1, 1, 2).half())
+
+
+def half_times_float():
+    torch.bmm(torch.ones(1, 2, 2).half(), torch.ones(1, 2, 2))
+
+
+def attention_of_mixed_dtypes():
+    q, k = torch.ones(1, 2, 2).half(), torch.ones(1, 2, 2)
+    nn.functional.scaled_dot_product_attention(q, k, k)
+
+
+def half_inverse():
+    torch.linalg.inv(torch.eye(2).half())
+
+
+def half_distances():
+    torch.cdist(torch.eye(2).half(), torch.eye(2).half())
+
+
+def mask_beyond_range():
+    torch.ones(2).half().masked_fill(torch.tensor([True, False]), -1e9)
+
+
+def bf16_to_numpy():
+    torch.ones(2).bfloat16().numpy()
+
+
+def two_devices():
+    nn.Linear(2, 2, device="meta")(torch.ones(1, 2))
+
+
+def model_on_the_gpu():
+    nn.Linear(2, 2, device="cuda")(torch.ones(1, 2))
+
+
+def takes_two(model, inputs, *, key): ...
+
+
+def too_few_arguments():
+    takes_two(1, key=2)
+
+
+def too_many_arguments():
+    takes_two(1, 2, 3, key=2)
+
+
+def keyword_missing():
+    takes_two(1, 2)
+
+
+def unknown_keyword():
+    takes_two(1, 2, key=3, colour=4)
+
+
+def given_twice():
+    takes_two(1, 2, model=3, key=4)
+
+
+def undefined_name():
+    return not_defined_anywhere  # noqa: F821
+
+
+def endless_recursion():
+    endless_recursion()
+
+
+def exits():
+    raise SystemExit(0)
+
+
+def asserts():
+    assert len([]) == 1
+
+
+MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROVOKED: list[Any] = [
+    (step_without_backward, "found no gradient to look at"),
+    (step_after_zero_grad, "found no gradient to look at"),
+    (update_without_step, "no `scaler.step(optimizer)` before it"),
+    (step_without_scale, "never asked to scale"),
+    (unscale_without_scale, "never asked to scale"),
+    (update_without_scale, "never asked to scale"),
+    (unscale_twice, "unscaled twice"),
+    (unscale_after_step, "belongs before"),
+    (step_twice, "one step, one update"),
+    (half_parameters, "leave out `.half()`"),
+    (backward_twice, "compute the loss anew"),
+    (backward_of_a_vector, "reduce the loss"),
+    (backward_of_a_number_made_anew, "not connected to the parameters"),
+    (backward_under_no_grad, "not connected to the parameters"),
+    (inference_tensor_in_backward, "inference mode met autograd"),
+    (inference_tensor_changed, "inference mode met autograd"),
+    (half_input_to_linear, "different dtypes met"),
+    (half_input_to_conv, "different dtypes met"),
+    (float_input_to_half_norm, "different dtypes met"),
+    (half_input_to_lstm, "different dtypes met"),
+    (half_times_float, "different dtypes met"),
+    (attention_of_mixed_dtypes, "different dtypes met"),
+    (half_inverse, "no 16-bit version here"),
+    (half_distances, "no 16-bit version here"),
+    (mask_beyond_range, "beyond fp16's range"),
+    (bf16_to_numpy, "NumPy has no bf16"),
+    (two_devices, "different devices"),
+    pytest.param(model_on_the_gpu, "different devices", marks=gpu),
+    (too_few_arguments, "compare its signature"),
+    (too_many_arguments, "compare its signature"),
+    (keyword_missing, "compare its signature"),
+    (unknown_keyword, "compare its signature"),
+    (given_twice, "compare its signature"),
+    (undefined_name, "used before it is defined"),
+    (endless_recursion, "without an end"),
+    (exits, "`return`"),
+    (asserts, "`assert` did not hold"),
+]
+
+
+def raised_by(function: Callable[[], Any]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError(f"{function.__name__} raised nothing")
+
+
+@pytest.mark.parametrize(("function", "words"), PROVOKED, ids=lambda value: getattr(value, "__name__", ""))
+def test_known_message_is_explained(function: Callable[[], Any], words: str) -> None:
+    error = raised_by(function)
+    told = explain(error)
+    assert told.startswith(f"your code raised {type(error).__name__}")
+    assert words in told.split("`", 2)[2], told  # after the message and the line that are quoted
+    first, last = function.__code__.co_firstlineno, max(line or 0 for _, _, line in function.__code__.co_lines())
+    assert any(f"in line {n}, `" in told for n in [*range(first, last + 1)]), told
+    assert "\n" not in told
+
+
+def test_every_known_pattern_is_provoked() -> None:
+    seen = set()
+    for case in PROVOKED:
+        function, _ = getattr(case, "values", case)
+        if function is model_on_the_gpu:
+            continue
+        error = raised_by(function)
+        told = f"{type(error).__name__}: {error}".strip()
+        seen.add(next(n for n, (pattern, _) in enumerate(_KNOWN) if re.search(pattern, told)))
+    assert seen == set(range(len(_KNOWN)))
+
+
+def test_the_line_is_the_readers_own_innermost() -> None:
+    def inner() -> None:
+        nn.Linear(3, 2)(torch.ones(2, 2))  # this line
+
+    assert where(raised_by(lambda: inner())).endswith("`nn.Linear(3, 2)(torch.ones(2, 2))  # this line`")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/home/me/course/.venv/lib/python3.11/site-packages/torch/nn/modules/linear.py",
+        "/home/me/.local/lib/python3.12/site-packages/torch/x.py",
+        "/usr/lib/python3/dist-packages/numpy/x.py",
+        r"C:\Users\me\course\.venv\Lib\site-packages\torch\x.py",
+        "<frozen importlib._bootstrap>",
+        re.__file__,
+        explain.__code__.co_filename,
+    ],
+)
+def test_library_lines_are_not_the_readers(file: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile("\n\ndef f(call): call()", file, "exec"), names)
+
+    def fails() -> None:
+        raise ValueError("x")
+
+    told = where(raised_by(lambda: names["f"](fails)))
+    assert told.endswith('`raise ValueError("x")`')
+    exec(compile("\n\ndef f(call): 1 / 0", file, "exec"), names)
+    assert "names" in where(raised_by(lambda: names["f"](None)))  # the line that called it
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["/tmp/ipykernel_12/345.py", "<stdin>", MINE],
+)
+def test_readers_files(file: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile("\n\ndef f(): 1 / 0", file, "exec"), names)
+    assert where(raised_by(names["f"])) == " in line 3"
+
+
+def test_an_error_in_the_check_itself_is_put_down_to_the_answer() -> None:
+    told = explain(TypeError("float() argument must be a string or a real number, not 'NoneType'"))
+    assert told.startswith("the check could not go on with your answer (TypeError: float() argument")
+    assert "shape and dtype" in told
+
+
+def test_a_function_that_cannot_be_called_as_the_task_says() -> None:
+    told = explain(TypeError("f() takes 1 positional argument but 5 were given"))
+    assert "compare its signature with the task" in told
+    assert "5 were given" in told
+
+
+def test_not_implemented() -> None:
+    def todo() -> None:
+        raise NotImplementedError
+
+    assert re.fullmatch(
+        r"your code raised NotImplementedError in line \d+, `raise NotImplementedError`: part of it is still to be written",
+        explain(raised_by(todo)),
+    )
+    told = explain(raised_by(lambda: nn.Module()(1)))
+    assert 'missing the required "forward" function' in told
+    assert "still to be written" not in told
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Broken(), "raised Broken in line"),
+        (ValueError(), "raised ValueError in line"),
+        (ValueError("x" * 10**6), "raised ValueError: xxx"),
+        (ValueError("first\nsecond"), "raised ValueError: first in line"),
+        (ValueError("a \ud800 b"), "raised ValueError: a ? b in line"),
+        (
+            ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+            "raised ExceptionGroup: two (2 sub-exceptions) in line",
+        ),
+        (GeneratorExit(), "raised GeneratorExit in line"),
+    ],
+)
+def test_unusual_errors(error: BaseException, words: str) -> None:
+    def fails() -> None:
+        raise error
+
+    told = explain(raised_by(fails))
+    assert words in told
+    assert len(told) < 500
+    told.encode()
+
+
+def test_short() -> None:
+    assert short("aaaaaaaa", 4) == "aaa…"
+    assert short("aaaa", 4) == "aaaa"

@@ -1,0 +1,290 @@
+"""The time limit: every kind of endless code is stopped, and the process's own timers go on as they were."""
+
+# ruff: noqa: E701, E722, SIM105  (code that swallows all there is, is what these tests are about)
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from amp_course.checking.limit import TimeUp, within
+
+pytestmark = pytest.mark.usefixtures("unchanged")
+
+needs_timer = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
+
+
+def busy():
+    while True:
+        pass
+
+
+def sleeping():
+    time.sleep(1000)
+
+
+def short_sleeps():
+    while True:
+        time.sleep(0.01)
+
+
+def waiting_for_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def bare_except():
+    while True:
+        try:
+            pass
+        except:
+            pass
+
+
+def bare_except_on_one_line():
+    # fmt: off
+    while True:
+        try: time.sleep(1000)
+        except: pass
+    # fmt: on
+
+
+def except_base_exception():
+    while True:
+        try:
+            time.sleep(1000)
+        except BaseException:
+            continue
+
+
+def nested_excepts():
+    while True:
+        try:
+            try:
+                try:
+                    time.sleep(1000)
+                except BaseException:
+                    pass
+            except BaseException:
+                pass
+        except BaseException:
+            pass
+
+
+def finally_that_continues():
+    while True:
+        try:
+            time.sleep(0.01)
+        finally:
+            continue  # noqa: B012
+
+
+def nested_finally():
+    try:
+        try:
+            busy()
+        finally:
+            time.sleep(0.01)
+    finally:
+        time.sleep(0.01)
+
+
+def suppressed():
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(1000)
+
+
+def numbers() -> Iterator[int]:
+    while True:
+        yield 1
+
+
+def endless_generator():
+    return sum(numbers())
+
+
+def endless_iterator():
+    for _ in itertools.count():
+        pass
+
+
+def gives_up_when_stopped():
+    try:
+        busy()
+    except BaseException:
+        return "as if nothing had been"
+
+
+def makes_another_error_of_it():
+    try:
+        busy()
+    except BaseException as error:
+        raise ValueError("no") from error
+
+
+EVERYWHERE = [
+    busy, short_sleeps, bare_except, nested_finally, endless_generator, endless_iterator, gives_up_when_stopped,
+    makes_another_error_of_it,
+]  # fmt: skip
+MAIN_THREAD = [
+    sleeping, waiting_for_a_lock, bare_except_on_one_line, except_base_exception, nested_excepts,
+    finally_that_continues, suppressed,
+]  # fmt: skip
+
+
+@needs_timer
+@pytest.mark.parametrize("endless", EVERYWHERE + MAIN_THREAD)
+def test_endless_code_is_stopped(endless: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeUp):
+        within(0.1, endless)
+    assert 0.1 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("endless", EVERYWHERE)
+def test_endless_code_is_stopped_in_another_thread(endless: Callable[[], Any]) -> None:
+    caught: list[object] = []
+
+    def run() -> None:
+        try:
+            caught.append(within(0.1, endless))
+        except BaseException as error:
+            caught.append(error)
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join(10)
+    assert [type(result) for result in caught] == [TimeUp]
+    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+
+
+def lines_of(error: BaseException) -> list[tuple[str, int]]:
+    found, traceback = [], error.__traceback__
+    while traceback:
+        found.append((traceback.tb_frame.f_code.co_name, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return found
+
+
+@pytest.mark.parametrize("endless", [busy, gives_up_when_stopped, makes_another_error_of_it])
+def test_the_traceback_leads_to_the_loop(endless: Callable[[], Any]) -> None:
+    with pytest.raises(TimeUp) as caught:
+        within(0.1, endless)
+    first = busy.__code__.co_firstlineno
+    assert any(name == "busy" and first < line <= first + 2 for name, line in lines_of(caught.value))
+
+
+def test_what_ends_in_time_is_handed_on() -> None:
+    assert within(5, lambda: [1, 2]) == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)
+
+
+def test_nothing_rings_after_the_work_is_done() -> None:
+    assert within(0.05, lambda: 1) == 1
+    time.sleep(0.2)
+
+
+def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
+    ends: list[str] = []
+
+    def run() -> None:
+        for n in range(60):
+            with contextlib.suppress(TimeUp):
+                within(0.01, lambda n=n: time.sleep(0.0095 + n * 1e-5))  # the end of the work and of the time, at once
+        time.sleep(0.05)
+        ends.append("whole")
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join(20)
+    assert ends == ["whole"]
+
+
+@needs_timer
+def test_the_end_of_the_work_and_of_the_time_at_once() -> None:
+    for n in range(100):
+        with contextlib.suppress(TimeUp):
+            within(0.005, lambda n=n: time.sleep(0.0045 + n * 1e-5))
+        assert signal.getitimer(signal.ITIMER_REAL)[1] != 0.1
+    time.sleep(0.15)
+
+
+@pytest.fixture
+def rung() -> Iterator[list[float]]:
+    """Put a timer of the test's own in the place of pytest-timeout's, and note when it rings."""
+    times: list[float] = []
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        times.append(time.monotonic())
+
+    old_handler = signal.signal(signal.SIGALRM, ring)
+    old_timer = signal.setitimer(signal.ITIMER_REAL, 0)
+    yield times
+    signal.signal(signal.SIGALRM, old_handler)
+    signal.setitimer(signal.ITIMER_REAL, *old_timer)
+
+
+@needs_timer
+@pytest.mark.parametrize("work", [lambda: time.sleep(0.1), busy])
+def test_another_timer_goes_on_where_it_stood(rung: list[float], work: Callable[[], Any]) -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 60, 7)
+    with contextlib.suppress(TimeUp):
+        within(0.1 if work is busy else 5, work)
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    assert 50 < left < 59.95
+    assert interval == 7
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert rung == []
+
+
+@needs_timer
+def test_another_timer_that_was_due_meanwhile_rings_at_once(rung: list[float]) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    within(5, lambda: time.sleep(0.2))
+    ended = time.monotonic()
+    time.sleep(0.3)
+    assert len(rung) == 1
+    assert ended - 0.02 < rung[0] < ended + 0.25
+
+
+@needs_timer
+def test_pytests_own_timeout_is_armed_still(request: pytest.FixtureRequest) -> None:
+    before = signal.getitimer(signal.ITIMER_REAL)[0]
+    if not before:
+        pytest.skip("pytest-timeout is off, or does not use the timer")
+    with pytest.raises(TimeUp):
+        within(0.1, busy)
+    assert 0.1 <= before - signal.getitimer(signal.ITIMER_REAL)[0] < 5
+
+
+@needs_timer
+def test_limits_inside_of_limits() -> None:
+    def inner() -> str:
+        with pytest.raises(TimeUp):
+            within(0.05, busy)
+        return "went on"
+
+    assert within(5, inner) == "went on"
+    with pytest.raises(TimeUp):
+        within(0.2, lambda: inner() and busy())
+
+
+def test_ctrl_c_interrupts() -> None:
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        within(30, busy)
+    timer.join()
+    assert time.monotonic() - began < 5

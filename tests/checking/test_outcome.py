@@ -1,0 +1,164 @@
+"""How outcomes look: plain text, HTML with nothing of the reader's in it as markup, and once each in a real kernel."""
+
+import html.parser
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from amp_course.checking.outcome import Note, Outcome, box_html, inline_html
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "<script>alert('a & b')</script> `<img src=x onerror=y>` \"quoted\""
+
+
+class Tags(html.parser.HTMLParser):
+    """Collects the tags, and the text between them as a browser would show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(text: str) -> Tags:
+    tags = Tags()
+    tags.feed(text)
+    tags.close()
+    return tags
+
+
+SHOWN = [
+    Outcome("not yet", HOSTILE, (HOSTILE,)),
+    Outcome("correct", f"{HOSTILE}\n{HOSTILE}"),
+    Outcome("not attempted", HOSTILE),
+    Note("hint", HOSTILE, (HOSTILE,)),
+    Note("solution", HOSTILE, (HOSTILE,), HOSTILE),
+]
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_nothing_of_the_readers_becomes_markup(shown: Outcome | Note) -> None:
+    page = read(shown._html())
+    assert set(page.tags) <= {"div", "b", "code", "pre"}
+    assert page.text.count("<script>alert('a & b')</script> ") == str(shown).count("<script>")
+
+
+def test_text_in_backticks_is_code() -> None:
+    assert inline_html("call `f(x)` & `g`") == "call <code>f(x)</code> &amp; <code>g</code>"
+
+
+@pytest.mark.parametrize("look", ["not attempted", "not yet", "correct", "hint", "solution", "card"])
+def test_each_look_has_a_sign_and_a_colour(look: str) -> None:
+    page = box_html(look, "head", ["a", "b"])
+    assert "border-left:5px solid var(--jp-" in page
+    assert read(page).text[1:] == " headab"
+
+
+def test_the_three_states_differ_without_colour() -> None:
+    assert len({read(box_html(look, "", [])).text for look in ("not attempted", "not yet", "correct")}) == 3
+
+
+def test_plain_text() -> None:
+    assert str(Outcome("not yet", "it is wrong", ("mind this",))) == "Not yet, because it is wrong\nNote: mind this"
+    assert repr(Outcome("correct", "well")) == "Correct. well"
+    assert str(Outcome("not attempted", "Write it.")) == "Not attempted. Write it."
+    assert str(Note("solution", "One answer", ("Also right: b",), "a = 1")) == "One answer\nAlso right: b\na = 1"
+
+
+def test_truth() -> None:
+    assert [bool(Outcome(state, "")) for state in ("correct", "not yet", "not attempted")] == [True, False, False]
+
+
+SETUP = """
+    import time
+    from amp_course.checking import Exercise, Wrong
+    def judge(answer):
+        if answer() != 2:
+            raise Wrong("it is `<2>`, not " + str(answer()))
+    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), judge, "why", "other", seconds=1)
+"""
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_without_a_shell(imported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if imported:
+        pytest.importorskip("IPython")
+    else:
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    outcome = Outcome("not yet", "it is `<2>`, not 3")
+    outcome.show()
+    outcome.show()
+    assert capsys.readouterr().out == "Not yet, because it is `<2>`, not 3\n" * 2
+    assert ("IPython" in sys.modules) == imported
+
+
+ENDLESS = """\
+def f():
+    while True:
+        try:
+            time.sleep(0.05)
+        except:
+            pass
+ex.check(f)"""
+
+# A cell, and what of it must be on the page: (kind of output, words in its plain text).
+CELLS: list[tuple[str, list[tuple[str, str]]]] = [
+    (SETUP, []),
+    ("ex", [("execute_result", "Exercise 1: Probe")]),
+    ("ex.check(lambda: 2)", [("display_data", "Correct. why")]),
+    ("o = ex.check(lambda: 3)", [("display_data", "not 3")]),
+    ("o", [("display_data", "not 3")]),
+    ("o", [("display_data", "not 3")]),
+    ("ex.check(lambda: 2); o", [("display_data", "Correct. why"), ("display_data", "not 3")]),
+    ("ex.check(lambda: 2)\no.state", [("display_data", "Correct. why"), ("execute_result", "'not yet'")]),
+    ("ex.check(lambda: 3)\nex.check(lambda: 2)", [("display_data", "not 3"), ("display_data", "Correct. why")]),
+    ("for _ in range(2):\n    ex.check(...)", [("display_data", "Not attempted.")] * 2),
+    ("ex.hint()", [("display_data", "Hint 1 of 2")]),
+    ("h = ex.hint()", [("display_data", "1. look\n2. closer")]),
+    (
+        "ex.check(lambda: 1 / 0)",
+        [("display_data", "ZeroDivisionError: division by zero in line 1, `ex.check(lambda: 1 / 0)`")],
+    ),
+    (ENDLESS, [("display_data", "had not finished after 1 seconds and was stopped in line 4, `time.sleep(0.05)`")]),
+    ("ex.check(lambda: __import__('sys').exit())", [("display_data", "raised SystemExit")]),
+    ("ex.check(lambda: '<script>' + '\\ud800')", [("display_data", "not <script>")]),
+    ("ex.check(print)", [("stream", ""), ("display_data", "not None")]),
+    ("1 + 1", [("execute_result", "2")]),
+]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    made = nbformat.v4.new_notebook()
+    made.cells = [nbformat.v4.new_code_cell(textwrap.dedent(source)) for source, _ in CELLS]
+    folder = tmp_path_factory.mktemp("notebook")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMP_COURSE_WORK", str(folder / "my_work"))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        NotebookClient(made, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    return made
+
+
+@pytest.mark.parametrize("number", range(len(CELLS)))
+def test_in_a_kernel(book: nbformat.NotebookNode, number: int) -> None:
+    outputs, expected = book.cells[number].outputs, CELLS[number][1]
+    assert [output.output_type for output in outputs] == [kind for kind, _ in expected]
+    for output, (kind, words) in zip(outputs, expected, strict=True):
+        if kind == "stream":
+            continue
+        assert words in output.data["text/plain"]
+        if kind == "display_data":
+            page = read(output.data["text/html"])
+            assert "script" not in page.tags
+            assert words.split("`")[0].split("\n")[0].replace(" ", "") in page.text.replace(" ", "")  # in several boxes

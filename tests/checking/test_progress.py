@@ -1,0 +1,361 @@
+"""The progress file: missing, damaged, out of reach, written by two, killed in the middle: nothing is lost."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from amp_course.checking import progress
+from amp_course.checking.progress import load, progress_file, record
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(work: Path) -> Path:
+    """Where the file will lie, in a folder that is there."""
+    work.mkdir()
+    return progress_file()
+
+
+def write(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps({"version": 1, "exercises": entries}), encoding="utf-8")
+
+
+# --- what is recorded ----------------------------------------------------------------------------------------
+def test_first_check_makes_folder_and_file(work: Path) -> None:
+    assert load().data["exercises"] == {}
+    assert not work.exists()
+    assert record("loop.a", "not yet") is None
+    assert json.loads((work / "progress.json").read_text())["exercises"] == {
+        "loop.a": {"state": "not yet", "attempts": 1}
+    }
+    assert (load().state("loop.a"), load().state("loop.b")) == ("not yet", "not attempted")
+
+
+def test_correct_never_goes_back(path: Path) -> None:
+    record("loop.a", "not yet")
+    record("loop.a", "correct")
+    first = load().data["exercises"]["loop.a"]["first_correct"]
+    record("loop.a", "not yet")
+    entry = load().data["exercises"]["loop.a"]
+    assert entry == {"state": "correct", "attempts": 3, "first_correct": first}
+    write(path, **{"loop.a": entry | {"first_correct": "2001-01-01T00:00:00"}})
+    record("loop.a", "correct")
+    assert load().data["exercises"]["loop.a"]["first_correct"] == "2001-01-01T00:00:00"
+
+
+def test_a_blank_is_not_recorded(work: Path) -> None:
+    assert record("loop.a", "not attempted") is None
+    assert not work.exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "noted"), [("solutions", False), ("solutions/deeper", False), ("my_work", True), ("solutions2", True)]
+)
+def test_answers_of_the_solutions_are_not_the_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, noted: bool
+) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path / folder)
+    assert record("loop.a", "correct") is None
+    assert progress_file().exists() == noted
+
+
+def test_what_else_stands_in_the_file_is_kept(path: Path) -> None:
+    data = {
+        "version": 9,
+        "theme": {"dark": [1, None, "ü"]},
+        "exercises": {"old.gone": {"state": "correct"}, "loop.a": {"note": "mine", "state": "not yet", "attempts": 4}},
+    }
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert record("loop.a", "correct") is None
+    now = json.loads(path.read_text())
+    entry = now["exercises"].pop("loop.a")
+    del data["exercises"]["loop.a"]  # type: ignore[attr-defined]
+    assert now == data
+    assert (entry["note"], entry["state"], entry["attempts"]) == ("mine", "correct", 5)
+
+
+@pytest.mark.parametrize("state", ["perfect", "", None, 5, ["correct"], {"a": 1}])
+@pytest.mark.parametrize("attempts", ["many", None, 1.5, [], 1e400])
+def test_an_entry_with_odd_values(path: Path, state: Any, attempts: Any) -> None:
+    write(path, **{"loop.a": {"state": state, "attempts": attempts}})
+    assert load().state("loop.a") == "not attempted"
+    assert load().attempts("loop.a") == 0
+    assert record("loop.a", "not yet") is None
+    assert (load().state("loop.a"), load().attempts("loop.a")) == ("not yet", 1)
+
+
+def test_a_mark_of_windows_editors_is_no_damage(path: Path) -> None:
+    path.write_text('{"exercises": {"loop.a": {"state": "correct"}}}', encoding="utf-8-sig")
+    assert load().state("loop.a") == "correct"
+    assert record("loop.b", "not yet") is None
+
+
+# --- a damaged file ------------------------------------------------------------------------------------------
+WHOLE = json.dumps({"version": 1, "exercises": {"loop.a": {"state": "correct"}}}, indent=1)
+DAMAGED = {
+    "empty": b"",
+    "blank": b"\n",
+    "no JSON": b"hello",
+    "not UTF-8": b"\xff\xfe\x00{",
+    "zeros": bytes(100),
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"3",
+    "no exercises": b"{}",
+    "exercises are a list": b'{"exercises": []}',
+    "exercises are null": b'{"exercises": null}',
+    "an entry is a string": b'{"exercises": {"loop.a": "correct"}}',
+    "nested without end": b"[" * 100_000,
+    "a number without end": b'{"exercises": {}, "n": ' + b"9" * 5000 + b"}",
+    "two in one": WHOLE.encode() * 2,
+    **{f"cut at {n}": WHOLE.encode()[:n] for n in range(1, len(WHOLE), 13)},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_file_is_set_aside_whole(path: Path, kind: str) -> None:
+    path.write_bytes(DAMAGED[kind])
+    read = load()
+    assert read.state("loop.a") == "not attempted"
+    assert read.damaged
+    assert read.note is not None
+    assert f"{path} is damaged (" in read.note
+    assert path.read_bytes() == DAMAGED[kind]  # reading changes nothing
+    said = record("loop.a", "correct")
+    (aside,) = path.parent.glob("progress.damaged-*.json")
+    assert said == f"the progress file was damaged; it is kept as {aside.name} and a new one is begun."
+    assert aside.read_bytes() == DAMAGED[kind]
+    assert (load().state("loop.a"), load().note) == ("correct", None)
+
+
+def test_no_file_set_aside_replaces_another(path: Path) -> None:
+    contents = [f"damage {n}" for n in range(5)]
+    for content in contents:
+        path.write_text(content)
+        assert "kept as" in str(record("loop.a", "not yet"))
+    assert sorted(aside.read_text() for aside in path.parent.glob("progress.damaged-*.json")) == contents
+
+
+# --- a file out of reach -------------------------------------------------------------------------------------
+def test_directory_in_its_place(path: Path) -> None:
+    path.mkdir()
+    (path / "mine.txt").write_text("keep")
+    assert "cannot be read (Is a directory)" in str(load().note)
+    assert "could not be saved" in str(record("loop.a", "correct"))
+    assert (path / "mine.txt").read_text() == "keep"
+
+
+def test_file_in_place_of_the_folder(work: Path) -> None:
+    work.write_text("keep")
+    assert load().state("loop.a") == "not attempted"
+    assert "could not be saved" in str(record("loop.a", "correct"))
+    assert work.read_text() == "keep"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", ["replace", "fsync", "open"])
+def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    write(path, **{"loop.a": {"state": "correct"}})
+    before = path.read_bytes()
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code), str(args[0]))
+
+    with monkeypatch.context() as patch:
+        if call == "open":
+            patch.setattr(progress, "open", fails, raising=False)
+            patch.setattr(os, "open", fails)  # the lock's
+        else:
+            patch.setattr(os, call, fails)
+        said = record("loop.b", "correct")
+    assert said is not None
+    assert said.startswith("your progress could not be saved (")
+    assert os.strerror(code) in said
+    assert "set AMP_COURSE_WORK to another" in said
+    assert path.read_bytes() == before
+    assert record("loop.b", "correct") is None  # and all is well when the disk is
+
+
+@pytest.fixture
+def strict_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with some progress, met by a user for whom rights count: before root no folder is read-only."""
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # not in tmp_path, which is closed to all other users
+        monkeypatch.setenv("AMP_COURSE_WORK", name)
+        write(Path(name, "progress.json"), **{"loop.a": {"state": "correct"}})
+        yield Path(name)
+        if root:
+            os.seteuid(0)
+        Path(name).chmod(0o755)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have other rights here")
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_folder_without_the_right_to_write(strict_folder: Path, mode: int) -> None:
+    strict_folder.chmod(mode)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    assert "Permission denied" in str(record("loop.b", "correct"))
+    assert load().state("loop.a") == ("correct" if mode == 0o555 else "not attempted")
+    assert ("cannot be read (Permission denied)" in str(load().note)) == (mode == 0)
+    if os.getuid() == 0:
+        os.seteuid(0)
+    strict_folder.chmod(0o755)
+    assert list(json.loads(progress_file().read_text())["exercises"]) == ["loop.a"]
+
+
+def test_no_course_and_no_folder_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AMP_COURSE_WORK")
+    monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path / "gone"))
+    assert "has no folder notebooks/" in str(load().note)
+    assert "could not be saved: AMP_COURSE_ROOT" in str(record("loop.a", "correct"))
+
+
+def test_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_COURSE_WORK", "~no_such_user_here/work")
+    assert load().note
+    assert "could not be saved" in str(record("loop.a", "correct"))
+
+
+# --- locks -----------------------------------------------------------------------------------------------------
+def test_lock_held_by_another_is_waited_for_and_then_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
+    lock = path.with_name(".progress.json.lock")
+    hold = "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    script = f"import fcntl, time; f = open({str(lock)!r}, 'w'); {hold}"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            assert "another notebook has been writing it" in str(record("loop.a", "correct"))
+            assert not path.exists()
+        finally:
+            holder.kill()
+    assert lock.exists()  # left behind by the killed one, and no hindrance
+    assert record("loop.a", "correct") is None
+
+
+def test_lock_is_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        assert record("loop.a", "correct")
+    with FileLock(path.with_name(".progress.json.lock"), timeout=0.1):
+        pass
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock here")])
+def test_file_system_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", fails)
+    assert record("loop.a", "correct") is None
+    assert load().state("loop.a") == "correct"
+
+
+def test_threads_of_one_process_lose_nothing(path: Path) -> None:
+    threads = [
+        threading.Thread(target=lambda n=n: [record(f"loop.{n}", "not yet") for _ in range(20)]) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [load().attempts(f"loop.{n}") for n in range(4)] == [20] * 4
+
+
+# --- real processes: one import of torch, then forks ---------------------------------------------------------
+PROCESSES = """
+import contextlib, json, os, pathlib, random, signal, sys, time
+from amp_course.checking import progress
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+def write_on(name):
+    while True:
+        progress.record(name, "correct")
+
+def kills(rounds):
+    # A large file, so that many a kill comes while it is written.
+    padding = list(range(5000))
+    path = progress.progress_file()
+    path.write_text(json.dumps({"padding": padding, "exercises": {"loop.before": {"state": "correct"}}}))
+    chance, amid, torn = random.Random(0), 0, 0
+    for number in range(rounds):
+        pid = child(lambda: write_on("loop.killed"))
+        time.sleep(0.004 + 0.02 * chance.random())
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        amid += path.with_name("progress.json.tmp").exists()
+        if number % 2:  # else the next one finds what the killed one left behind
+            path.with_name("progress.json.tmp").unlink(missing_ok=True)
+        seen = progress.load()
+        torn += seen.note is not None or seen.data.get("padding") != padding or seen.state("loop.before") != "correct"
+    return {"amid": amid, "torn": torn, "written": progress.load().attempts("loop.killed")}
+
+def together(writers, times):
+    pids = [child(lambda n=n: [progress.record(f"loop.{n % 2}", "not yet") for _ in range(times)]) for n in range(writers)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return [progress.load().attempts("loop.0"), progress.load().attempts("loop.1")]
+
+def run(name, task, *args):
+    folder = pathlib.Path(sys.argv[1], name)
+    folder.mkdir()
+    os.environ["AMP_COURSE_WORK"] = str(folder)
+    progress.record("loop.first", "not yet")  # imports what it needs before the forks
+    progress.progress_file().unlink()
+    return task(*args)
+
+found = {"kills": run("kills", kills, 60), "together": run("together", together, 4, 25)}
+progress._locked = lambda path: contextlib.nullcontext()
+found["together, no lock"] = run("together_no_lock", together, 4, 25)
+progress.write_whole = lambda path, text: path.write_text(text)
+found["kills, plain write"] = run("kills_plain_write", kills, 60)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What processes left that were killed, or wrote at once; and what they would leave without our precautions."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROCESSES, str(tmp_path_factory.mktemp("processes"))]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_killed_in_the_middle_of_writing(found: dict[str, Any]) -> None:
+    assert found["kills"]["torn"] == 0
+    assert found["kills"]["written"] > 0
+    assert found["kills"]["amid"] > 0  # some did come in the middle
+    assert found["kills, plain write"]["torn"] > 0  # so this would have been seen
+
+
+def test_processes_at_once_lose_nothing(found: dict[str, Any]) -> None:
+    assert found["together"] == [50, 50]
+    assert found["together, no lock"] != [50, 50]  # so this would have been seen

@@ -1,0 +1,179 @@
+"""The clock: what Timing says of its samples, when time_step waits for the device, what StepTimer costs."""
+
+import itertools
+import statistics
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_course.kit.measure import StepTimer, Timing, seconds_text, synchronize, time_step
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=30))
+def test_quartiles_are_those_of_torch(samples: list[float]) -> None:
+    timing = Timing(tuple(samples))
+    expected = torch.quantile(torch.tensor(samples, dtype=torch.float64), torch.tensor([0.25, 0.5, 0.75]).double())
+    found = torch.tensor([timing.q1, timing.median, timing.q3], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ((0.0123,), "12.3 ms (quartiles 12.3 to 12.3, 1 step)"),
+        ((0.012, 0.0123, 0.013), "12.3 ms (quartiles 12.2 to 12.7, 3 steps)"),
+        ((0.99999, 0.99999, 2.0), "1.00 s (quartiles 1.00 to 1.50, 3 steps)"),
+        ((2.5e-6, 2.5e-6), "2.50 µs (quartiles 2.50 to 2.50, 2 steps)"),
+    ],
+)
+def test_a_timing_reads_well(samples: tuple[float, ...], text: str) -> None:
+    assert str(Timing(samples)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(90.0, "90.0 s"), (0.01234, "12.3 ms"), (0.0009999, "1.00 ms"), (3e-9, "0.00 µs")]
+)
+def test_seconds_text(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_no_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one step"):
+        Timing(())
+
+
+def test_time_step_counts_its_calls() -> None:
+    calls = []
+    timing = time_step(lambda: calls.append(1), device="cpu", warmup=2, repeats=5)
+    assert len(calls) == 7
+    assert len(timing.samples) == 5
+
+
+def test_time_step_tells_the_time() -> None:
+    timing = time_step(lambda: time.sleep(0.02), device="cpu", warmup=0, repeats=3)
+    assert all(0.02 <= sample < 2 for sample in timing.samples)
+
+
+def test_max_seconds_ends_early_and_still_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))  # a step takes 1 s
+    assert time_step(lambda: None, device="cpu", max_seconds=2.5).samples == (1.0, 1.0, 1.0)
+    assert time_step(lambda: None, device="cpu", max_seconds=0.0).samples == (1.0,)
+
+
+def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append("wait"))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(events.append("clock") or len(events)))
+    time_step(lambda: events.append("step"), device="cuda", warmup=1, repeats=2)
+    assert events == ["step"] + 2 * ["wait", "clock", "step", "wait", "clock"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"step": 3}, TypeError, "pass the function itself"),
+        ({"repeats": 0}, ValueError, "at least 1 clocked step"),
+        ({"warmup": -1}, ValueError, "0 or more"),
+    ],
+)
+def test_time_step_refuses(arguments: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        time_step(**{"step": lambda: None, "device": "cpu", **arguments})  # type: ignore[arg-type]
+
+
+def test_step_timer_gives_each_step_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 1.25, 5.0, 7.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    timer = StepTimer("cpu")
+    for _ in range(2):
+        timer.start()
+        timer.stop()
+    assert timer.seconds() == [0.25, 2.0]
+
+
+def test_step_timer_refuses_misuse() -> None:
+    timer = StepTimer("cpu")
+    with pytest.raises(RuntimeError, match=r"stop\(\) without start\(\)"):
+        timer.stop()
+    timer.start()
+    with pytest.raises(RuntimeError, match=r"start\(\) twice"):
+        timer.start()
+    timer.stop()
+    assert len(timer.seconds()) == 1
+
+
+def test_step_timer_costs_microseconds() -> None:
+    timer = StepTimer("cpu")
+    rounds = 2000
+    costs = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(rounds):
+            timer.start()
+            timer.stop()
+        costs.append((time.perf_counter() - start) / rounds)
+    assert statistics.median(costs) < 50e-6  # 1 % of a step of 5 ms, the smallest in the course; 2 µs seen
+
+
+class FakeEvent:
+    """Stand in for torch.cuda.Event: its time is a counter, in milliseconds."""
+
+    clock = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        FakeEvent.clock += 7
+        self.time = FakeEvent.clock
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return float(other.time - self.time)
+
+
+def test_step_timer_waits_once_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    timer = StepTimer("cuda")
+    for _ in range(3):
+        timer.start()
+        timer.stop()
+    assert not waits
+    assert timer.seconds() == [0.007] * 3
+    assert len(waits) == 1
+
+
+def test_step_timer_waits_at_each_mark_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    timer = StepTimer("mps")
+    timer.start()
+    timer.stop()
+    assert len(waits) == 2
+
+
+def test_a_cpu_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", pytest.fail)
+    synchronize("cpu")
+
+
+@needs_cuda
+def test_events_and_synchronised_clock_agree_on_cuda() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    timer = StepTimer("cuda")
+    for _ in range(23):
+        timer.start()
+        x @ x
+        timer.stop()
+    by_events = statistics.median(timer.seconds()[3:])
+    by_clock = time_step(lambda: x @ x, device="cuda").median
+    assert by_events == pytest.approx(by_clock, rel=0.2)

@@ -1,0 +1,50 @@
+"""Figures draw what they are given: checked on the artists, not on pixels."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from amp_course.kit.memory import StepMemory
+from amp_course.loop import AMP_BF16, FP32
+from amp_course.loop import figures as f
+from amp_course.loop.train import RunRecord
+
+
+def record(recipe, seconds):
+    n = len(seconds)
+    return RunRecord(recipe, "cpu", (1.0,) * n, (1.0,) * n, (), tuple(seconds), 2, None, True)
+
+
+def test_step_times_show_the_warm_up_hollow_and_the_median():
+    figure = f.step_times_figure(
+        [record(FP32, [0.5, 0.1, 0.01, 0.012, 0.014]), record(AMP_BF16, [0.5, 0.1, 0.006, 0.006])]
+    )
+    axis = figure.axes[0]
+    hollow = [line for line in axis.lines if line.get_markerfacecolor() == "none"]
+    assert list(hollow[0].get_ydata()) == [500, 100]
+    assert "12.0 ms" in [text.get_text() for text in axis.texts]
+
+
+def test_fooled_marks_the_honest_one():
+    figure = f.fooled_figure({"honest": 12.0, "no sync": 0.02}, honest="honest")
+    texts = [text.get_text().strip() for text in figure.axes[0].texts]
+    assert "12 ms" in texts and "0.02 ms" in texts
+
+
+def test_memory_bars_add_up_to_the_total():
+    memory = StepMemory(2**20, 0, 2**20, 2**21, 2**22, 2**19, 2**23, None)
+    axis = f.memory_figure({"fp32": memory}).axes[0]
+    assert sum(bar.get_width() for bar in axis.patches) == pytest.approx(memory.total / 2**20)
+
+
+def test_scale_marks_the_skipped_steps():
+    axis = f.scale_figure([8.0, 4.0, 4.0], [0]).axes[0]
+    assert list(axis.lines[1].get_xdata()) == [0] and list(axis.lines[1].get_ydata()) == [8.0]
+    assert isinstance(f.scale_figure([8.0, 8.0], []), Figure)
+
+
+def test_no_figure_is_made_through_pyplot():
+    import sys
+
+    f.fooled_figure({"honest": 1.0}, honest="honest")
+    if "matplotlib.pyplot" in sys.modules:
+        assert not sys.modules["matplotlib.pyplot"].get_fignums()

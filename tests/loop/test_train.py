@@ -1,0 +1,178 @@
+"""`train` against loops written out by hand, and against bad input."""
+
+import copy
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from amp_course.loop import AMP_BF16, AMP_FP16, FP32, train
+from amp_course.loop.train import join
+
+
+@pytest.fixture
+def setting():
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    batches = [
+        (torch.randn(8, 6, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(9)
+    ]
+    return model, batches
+
+
+def by_hand(model, batches, dtype, scaler=None):
+    """The loop of PyTorch's documentation, with nothing of ours in it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        if dtype is None:
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+        else:
+            with torch.autocast("cpu", dtype=dtype):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        losses.append(loss.item())
+    return losses, list(model.parameters())
+
+
+@pytest.mark.parametrize("recipe", [FP32, AMP_BF16, AMP_FP16], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("memory", [True, False], ids=["memory counted", "memory not counted"])
+def test_equals_the_loop_by_hand_bit_for_bit(setting, recipe, memory):
+    model, batches = setting
+    twin = copy.deepcopy(model)
+    scaler = torch.amp.GradScaler("cpu") if recipe.scaled else None
+    losses, weights = by_hand(twin, batches, recipe.dtype, scaler)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    record = train(model, batches, nn.functional.cross_entropy, optimizer, recipe, memory=memory)
+    assert list(record.losses) == losses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
+    assert (record.memory is not None) == memory
+    assert len(record.step_seconds) == len(batches) and min(record.step_seconds) > 0
+
+
+def test_scales_and_skips_equal_the_scalers_own(setting):
+    model, batches = setting
+    for bad in (2, 6):
+        batches[bad] = (batches[bad][0] * 1e6, batches[bad][1])
+    options = {"init_scale": 2.0**8, "growth_interval": 3}
+    twin, scaler = copy.deepcopy(model), torch.amp.GradScaler("cpu", **options)
+    scales, skipped = [], []
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for number, (inputs, targets) in enumerate(batches):
+        scales.append(scaler.get_scale())
+        before = [p.clone() for p in twin.parameters()]
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(twin(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if all(torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True)):
+            skipped.append(number)
+    record = train(
+        model,
+        batches,
+        nn.functional.cross_entropy,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        AMP_FP16,
+        scaler=torch.amp.GradScaler("cpu", **options),
+    )
+    assert record.skipped == tuple(skipped) == (2, 6)
+    assert record.scales == tuple(scales)
+    assert any(later > earlier for earlier, later in pairwise(scales))  # it grew as well as fell
+
+
+def test_a_run_in_two_parts_joins_to_the_whole(setting):
+    model, batches = setting
+    twin = copy.deepcopy(model)
+    whole = train(twin, batches, nn.functional.cross_entropy, torch.optim.SGD(twin.parameters(), 0.1), AMP_BF16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parts = [
+        train(model, batches[:4], nn.functional.cross_entropy, optimizer, AMP_BF16),
+        train(model, batches[4:], nn.functional.cross_entropy, optimizer, AMP_BF16, warmup=0, memory=False),
+    ]
+    joined = join(parts)
+    assert joined.losses == whole.losses
+    assert joined.memory is parts[0].memory and joined.warmup == 3
+    assert len(joined.timing.samples) == len(batches) - 3
+
+
+def test_recipe_by_name_and_record_as_json(setting):
+    model, batches = setting
+    record = train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), "amp-bf16")
+    read = json.loads(json.dumps(record.to_dict()))
+    assert read["recipe"] == "amp_bf16" and read["losses"] == list(record.losses)
+    assert read["memory"]["parameters"] == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_time_limit_ends_the_run_after_the_warm_up(setting):
+    model, batches = setting
+    record = train(
+        model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), FP32, max_seconds=0.0
+    )
+    assert len(record.losses) == 3 and not record.complete
+    assert record.timing.samples == record.step_seconds[-1:]
+
+
+def test_autocast_and_precision_are_put_back(setting):
+    model, batches = setting
+    torch.set_float32_matmul_precision("high")
+    try:
+        train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), AMP_BF16)
+        assert torch.get_float32_matmul_precision() == "high"
+        assert not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_model_without_parameters(setting):
+    _, batches = setting
+    with pytest.raises(ValueError, match=r"Sequential has no parameters.*ModuleList"):
+        train(nn.Sequential(nn.ReLU()), batches, nn.functional.cross_entropy, None)
+
+
+@pytest.mark.parametrize("batches", [[], iter(())], ids=["list", "iterator"])
+def test_empty_data(setting, batches):
+    model, _ = setting
+    with pytest.raises(ValueError, match=r"no batch to train on.*empty"):
+        train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_loss_of_more_than_one_element(setting):
+    model, batches = setting
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"shape \(8,\).*reduc"):
+        train(model, batches, loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_loss_that_is_no_tensor(setting):
+    model, batches = setting
+    with pytest.raises(ValueError, match="loss_fn gave float"):
+        train(model, batches, lambda outputs, targets: 1.0, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_unknown_recipe(setting):
+    model, batches = setting
+    with pytest.raises(ValueError, match=r"unknown recipe 'fp8'.*amp_bf16"):
+        train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), "fp8")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("recipe", [FP32, AMP_BF16, AMP_FP16], ids=lambda recipe: recipe.name)
+def test_on_cuda(setting, recipe):
+    model, batches = setting
+    model.cuda()
+    batches = [(inputs.cuda(), targets.cuda()) for inputs, targets in batches]
+    record = train(model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), recipe)
+    assert record.memory.cuda_peak and min(record.step_seconds) > 0

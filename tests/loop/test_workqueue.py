@@ -1,0 +1,30 @@
+import threading
+import time
+
+import pytest
+
+from amp_course.loop.workqueue import WorkQueue
+
+
+def test_launch_returns_before_the_work_is_done_and_synchronize_waits():
+    queue, gate, done = WorkQueue("cpu"), threading.Event(), []
+    queue.launch(lambda: (gate.wait(5), done.append(1)))
+    assert not done
+    gate.set()
+    queue.synchronize()
+    assert done == [1]
+
+
+def test_work_is_done_in_order():
+    queue, order = WorkQueue("cpu"), []
+    for number in range(5):
+        queue.launch(lambda number=number: (time.sleep(0.001 * (5 - number)), order.append(number)))
+    queue.synchronize()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_an_error_in_the_work_comes_out_of_synchronize():
+    queue = WorkQueue("cpu")
+    queue.launch(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        queue.synchronize()

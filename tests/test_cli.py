@@ -1,0 +1,191 @@
+"""The command `amp-course`: what it says, what it hands on to JupyterLab, and how it refuses."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from amp_course import cli, lab, work
+from amp_course.course import Chapter
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("notebooks", "exercises"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notebooks" / "06_loop.ipynb").touch()
+    (tmp_path / "exercises" / "06_loop.ipynb").write_text("{}")
+    monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
+    monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path / "my_work"))
+    return tmp_path
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments that JupyterLab would have been started with; the environment is put back."""
+    arguments: list[str] = []
+
+    class LabApp:
+        @staticmethod
+        def launch_instance(argv: list[str]) -> None:
+            arguments.extend(argv)
+
+    monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
+    labapp = types.ModuleType("jupyterlab.labapp")
+    labapp.LabApp = LabApp
+    monkeypatch.setitem(sys.modules, "jupyterlab.labapp", labapp)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/theirs")
+    return arguments
+
+
+@pytest.fixture
+def taken() -> int:
+    """A port that another program listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_lab_listens_on_this_machine_and_opens_the_start_page(clone: Path, launched: list[str]) -> None:
+    port = free_port()
+    assert cli.main(["lab", "--port", str(port)]) == 0
+    assert "--ServerApp.ip=127.0.0.1" in launched
+    assert f"--ServerApp.port={port}" in launched
+    assert f"--ServerApp.root_dir={clone}" in launched
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb" in launched
+    assert "--no-browser" not in launched
+    assert not [argument for argument in launched if "token" in argument or "password" in argument]
+    assert (clone / "my_work" / "06_loop.ipynb").exists()
+
+
+def test_lab_hands_on_what_it_does_not_know(clone: Path, launched: list[str]) -> None:
+    port = str(free_port())
+    cli.main(["lab", "--no-browser", "--port", port, "--LabApp.dev_mode=True", "--debug", "--", "--port-x", "--"])
+    assert launched[-4:] == ["--LabApp.dev_mode=True", "--debug", "--port-x", "--"]
+    assert "--no-browser" in launched
+
+
+def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]) -> None:
+    cli.main(["lab", "--port", str(free_port())])
+    ours, theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert theirs == "/theirs"
+    config = json.loads(Path(ours, "labconfig", "page_config.json").read_text())
+    assert config == {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
+
+
+def test_a_port_in_use_is_one_line_and_code_2(clone: Path, launched: list[str], taken: int, capsys) -> None:
+    assert cli.main(["lab", "--port", str(taken)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"amp-course: port {taken} is in use by another program: choose another with `--port N`")
+    assert launched == []
+
+
+def test_without_a_port_the_next_free_one_is_taken_and_said(
+    clone: Path, launched: list[str], taken: int, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(lab, "FIRST_PORT", taken)
+    assert cli.main(["lab"]) == 0
+    (chosen,) = [argument for argument in launched if argument.startswith("--ServerApp.port=")]
+    number = int(chosen.partition("=")[2])
+    assert taken < number < taken + 100
+    assert f"Port {taken} is in use; JupyterLab starts on {number}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "٣"])
+def test_what_is_no_port_is_refused(port: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["lab", f"--port={port}"])
+    assert stopped.value.code == 2
+    assert "is not a port: give a number from 1 to 65535" in capsys.readouterr().err
+
+
+def test_help_names_every_command_and_shows_examples(capsys) -> None:
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    for word in ("lab", "progress", "report", "reset", "examples:", "amp-course reset 06"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("argv", [["progress", "--all"], ["nonsense"], ["reset"], ["report", "--js"]])
+def test_an_unknown_option_is_refused(argv: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(argv)
+    assert stopped.value.code == 2
+
+
+def test_reset_says_where_the_old_copy_is(clone: Path, capsys) -> None:
+    work.copy_missing()
+    assert cli.main(["reset", "loop"]) == 0
+    out = capsys.readouterr().out
+    assert "Your work is kept as " in out and "06_loop.saved-" in out
+
+
+def test_reset_of_an_unknown_chapter_is_one_line_and_code_2(clone: Path, capsys) -> None:
+    assert cli.main(["reset", "lopo"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("amp-course: there is no chapter 'lopo': name one of 00_start, 01_bits")
+
+
+def test_progress_lists_each_exercise_with_its_state(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    tasks = [types.SimpleNamespace(id=f"loop.{i}", number=i, title=f"Task {i}") for i in (1, 2)]
+    monkeypatch.setattr(Chapter, "exercises", lambda self: tuple(tasks))
+    (clone / "my_work").mkdir()
+    entry = {"state": "correct", "attempts": 1}
+    progress = {"version": 1, "exercises": {"loop.1": entry}}
+    (clone / "my_work" / "progress.json").write_text(json.dumps(progress))
+    assert cli.main(["progress"]) == 0
+    first, one, two, coming = capsys.readouterr().out.splitlines()
+    assert first.startswith("06 loop") and first.endswith("1 of 2 exercises")
+    assert one.split() == ["1", "correct", "Task", "1"]
+    assert two.split() == ["2", "not", "attempted", "Task", "2"]
+    assert coming.startswith("In the making: start, bits")
+
+
+def test_progress_that_cannot_be_read_is_said(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(Chapter, "exercises", lambda self: ())
+    (clone / "my_work").mkdir()
+    (clone / "my_work" / "progress.json").write_text("{")
+    assert cli.main(["progress"]) == 0
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_report_prints_text_or_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    class Report:
+        def __str__(self) -> str:
+            return "a machine"
+
+        def to_dict(self) -> dict[str, str]:
+            return {"device": "cpu"}
+
+    hardware = types.ModuleType("amp_course.kit.hardware")
+    hardware.machine_report = Report
+    monkeypatch.setitem(sys.modules, hardware.__name__, hardware)
+    cli.main(["report"])
+    assert capsys.readouterr().out == "a machine\n"
+    cli.main(["report", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"device": "cpu"}
+
+
+def test_the_command_runs_as_a_module_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amp_course", "lab", "--no-browser"]
+    environment = os.environ | {
+        "AMP_COURSE_ROOT": str(tmp_path / "gone"),
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("amp-course: AMP_COURSE_ROOT is ")

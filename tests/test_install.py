@@ -1,0 +1,286 @@
+"""The set-up, `tools/install.py`: run for real on a tiny package, with no network and nothing to download."""
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+INSTALL = Path(__file__).parents[1] / "tools" / "install.py"
+
+PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+
+# The smallest build backend: an editable wheel that holds only metadata. `slow` makes the build last, to be killed in.
+BACKEND = """
+import pathlib, time, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    if pathlib.Path("slow").exists():
+        pathlib.Path("building").touch()
+        time.sleep(60)
+    info, files = "tiny-1.dist-info/", {{}}
+    files[info + "METADATA"] = "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\n{requires}"
+    files[info + "WHEEL"] = "Wheel-Version: 1.0\\nGenerator: tiny\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    files[info + "RECORD"] = "".join(f"{{name}},,\\n" for name in [*files, info + "RECORD"])
+    with zipfile.ZipFile(pathlib.Path(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return "tiny-1-py3-none-any.whl"
+"""
+
+
+def make_clone(folder: Path, requires: str = "") -> Path:
+    """Lay out a folder that install.py takes for the course's."""
+    (folder / "tools").mkdir(parents=True)
+    shutil.copy(INSTALL, folder / "tools")
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "constraints.txt").write_text("torch==2.13.0\n")
+    requirement = f"Requires-Dist: {requires}\\n" if requires else ""
+    (folder / "backend.py").write_text(BACKEND.format(requires=requirement))
+    return folder
+
+
+def start(clone: Path, *arguments: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(clone / "tools" / "install.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(clone), **environment},
+    )
+
+
+def set_up(clone: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    with start(clone, *arguments, **environment) as process:
+        out, err = process.communicate(timeout=90)
+    return process.returncode, out, err
+
+
+def installed(clone: Path) -> bool:
+    code = "import importlib.metadata as m; print(m.version('tiny'))"
+    return subprocess.run([clone / ".venv/bin/python", "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone that is set up; tests copy it or leave it working."""
+    clone = make_clone(tmp_path_factory.mktemp("ready") / "a clone")  # a space in the path, as readers have
+    code, out, err = set_up(clone)
+    assert code == 0, out + err
+    return clone
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> types.ModuleType:
+    """install.py itself, taken to lie in an empty folder."""
+    clone = make_clone(tmp_path / "clone")
+    found = types.ModuleType("install")
+    found.__file__ = str(clone / "tools" / "install.py")
+    exec(compile(INSTALL.read_text(), found.__file__, "exec"), found.__dict__)
+    return found
+
+
+def one_line(err: str) -> str:
+    (line,) = err.strip().splitlines()
+    assert line.startswith("amp_course: ")
+    return line
+
+
+def test_an_old_python_can_read_it() -> None:
+    ast.parse(INSTALL.read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("old", ["python3.6", "python3.7", "python3.8", "python3.9", "python3.10"])
+def test_an_old_python_gets_one_line(old: str, tmp_path: Path) -> None:
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    pythons = [*pyenv.glob(f"versions/{old[6:]}.*/bin/{old}"), *filter(None, [shutil.which(old)])]
+    if not pythons:
+        pytest.skip(f"no {old} on this machine")
+    python = str(pythons[0])
+    clone = make_clone(tmp_path / "clone")
+    done = subprocess.run([python, clone / "tools/install.py"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"amp_course needs Python 3.11 or newer; this is {old[6:]}." in one_line(done.stderr)
+    assert "make lab PYTHON=python3.12" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_the_same_line_without_an_old_python(module: types.ModuleType, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module.sys, "version_info", (3, 8, 10, "final", 0))
+    assert module.main([]) == 1
+    assert "amp_course needs Python 3.11 or newer; this is 3.8.10 at " in one_line(capsys.readouterr().err)
+
+
+def test_a_second_run_does_nothing_and_is_quick(ready: Path) -> None:
+    before = (ready / ".venv/installed.json").stat().st_mtime_ns
+    began = time.perf_counter()
+    assert set_up(ready) == (0, "", "")
+    assert time.perf_counter() - began < 2  # about 0.05 s; pip alone would take longer than this
+    assert (ready / ".venv/installed.json").stat().st_mtime_ns == before
+
+
+def test_a_changed_requirement_is_installed_and_the_extras_are_kept(ready: Path) -> None:
+    assert set_up(ready, "--extra", "test")[0] == 0
+    stamp = json.loads((ready / ".venv/installed.json").read_text())
+    assert stamp["extras"] == ["test"]
+    assert set_up(ready) == (0, "", "")  # what `test` needs is enough for `lab`
+    (ready / "constraints.txt").write_text("torch==2.13.1\n")
+    code, out, err = set_up(ready)
+    assert (code, err) == (0, "") and "Installed" in out and "Making" not in out
+    renewed = json.loads((ready / ".venv/installed.json").read_text())
+    assert renewed["extras"] == ["test"] and renewed["requirements"] != stamp["requirements"]
+
+
+def test_a_killed_set_up_is_picked_up_by_running_again(tmp_path: Path) -> None:
+    clone = make_clone(tmp_path / "clone")
+    (clone / "slow").touch()
+    first = start(clone)
+    wait_for(clone / "building")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert not (clone / ".venv/installed.json").exists()
+    end_orphans(clone)
+    (clone / "slow").unlink()
+    code, out, err = set_up(clone)
+    assert code == 0, out + err
+    assert installed(clone)
+
+
+def test_the_next_run_waits_for_the_pip_that_a_kill_left_behind(ready: Path) -> None:
+    (ready / "slow").touch()
+    (ready / ".venv/installed.json").unlink()
+    first = start(ready)
+    wait_for(ready / "building")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    (ready / "slow").unlink()
+    second = start(ready)
+    assert second.stdout is not None and "Another set-up is at work" in second.stdout.readline()
+    end_orphans(ready)
+    out, err = second.communicate(timeout=90)
+    assert second.returncode == 0, out + err
+    assert installed(ready)
+
+
+@pytest.mark.parametrize("damage", ["no pip", "no python", "half a package", "half a stamp"])
+def test_a_half_made_venv_is_made_whole(ready: Path, damage: str) -> None:
+    venv = ready / ".venv"
+    if damage == "no pip":
+        (pip,) = venv.glob("lib/python*/site-packages/pip")
+        shutil.rmtree(pip)
+        (venv / "installed.json").unlink()
+    elif damage == "no python":
+        for python in venv.glob("bin/python*"):
+            python.unlink()
+    elif damage == "half a package":
+        (site,) = venv.glob("lib/python*/site-packages")
+        (site / "half-1.dist-info").mkdir()
+        (site / "half-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1\n")
+        (venv / "installed.json").unlink()
+    else:
+        (venv / "installed.json").write_text('{"requirements": "')
+    code, out, err = set_up(ready)
+    assert code == 0, out + err
+    assert installed(ready)
+    assert not list(venv.glob("lib/python*/site-packages/half-1.dist-info"))
+    assert set_up(ready) == (0, "", "")
+
+
+def test_without_a_network_one_line_says_so(ready: Path) -> None:
+    lost = make_clone(ready.parent / "lost", requires="surely-not-there")
+    shutil.copytree(ready / ".venv", lost / ".venv", symlinks=True)
+    began = time.perf_counter()
+    code, out, err = set_up(lost, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_CONFIG_FILE=os.devnull)
+    assert code == 1
+    assert "the package index cannot be reached. Check the network" in one_line(err)
+    assert "No matching distribution found for surely-not-there" in out  # pip's own words stay above it
+    assert "surely-not-there" in (lost / ".venv/install.log").read_text()
+    assert time.perf_counter() - began < 30
+    assert not (lost / ".venv/installed.json").exists()
+
+
+@pytest.mark.parametrize(
+    "output, said",
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("OSError: [Errno 122] Disk quota exceeded", "the disk is full"),
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "PIP_CERT"),
+        ("WARNING: Retrying (Retry(total=0, connect=None)) after ...\nERROR: No matching distribution", "be reached"),
+        ("ERROR: Could not install packages: HTTPSConnectionPool: Max retries exceeded with url", "be reached"),
+        ("ERROR: Exception:\nERROR: Read timed out.", "be reached"),
+        ("ERROR: [Errno 13] Permission denied: '/x'", "cannot be written"),
+        ("[Errno 30] Read-only file system: '/x'", "cannot be written"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "there is no torch 2.13.0 for Python 3."),
+        # a first retry that helped is not what went wrong
+        ("WARNING: Retrying (Retry(total=2, connect=None)) after ...\nERROR: something else", None),
+    ],
+)
+def test_trouble_is_named_with_its_cure(module: types.ModuleType, output: str, said: str | None) -> None:
+    explained = module.explain(output)
+    assert explained is None if said is None else said in explained
+    assert "\n" not in (explained or "")
+
+
+def test_a_full_disk_is_seen_before_it_begins(module: types.ModuleType, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=3e8))
+    assert module.main([]) == 1
+    assert "0.3 GB are free in " in one_line(capsys.readouterr().err)
+    assert not module.VENV.exists()
+
+
+def test_a_folder_that_cannot_be_written(module: types.ModuleType, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
+    assert module.main([]) == 1
+    assert f"Make {module.ROOT} and all in it writable" in one_line(capsys.readouterr().err)
+
+
+def test_a_python_without_ensurepip(module: types.ModuleType, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else name)
+    assert module.main([]) == 1
+    line = one_line(capsys.readouterr().err)
+    assert f"sudo apt install python3.{sys.version_info[1]}-venv" in line
+
+
+def test_another_build_of_torch_replaces_the_one_that_is_there(module: types.ModuleType, monkeypatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(module, "run", lambda command, show=False: (calls.append(command), (0, ""))[1])
+    module.VENV.mkdir()
+    options = {"extra": "", "torch_index": "https://example.org/cpu"}
+    module.install(types.SimpleNamespace(**options))
+    torch, course = (call[call.index("install") :] for call in calls[-2:])
+    assert torch[-4:] == ["--index-url", "https://example.org/cpu", "torch==2.13.0", "--force-reinstall"]
+    assert course[-2:] == ["-e", "."]
+    module.install(types.SimpleNamespace(extra="test", torch_index=""))  # remembers the index; replaces nothing
+    torch, course = (call[call.index("install") :] for call in calls[-2:])
+    assert torch[-3:] == ["--index-url", "https://example.org/cpu", "torch==2.13.0"]
+    assert course[-2:] == ["-e", ".[test]"]
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            path.unlink()
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not come")
+
+
+def end_orphans(clone: Path) -> None:
+    """End the processes that a killed set-up of this clone left behind."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    for line in listing.splitlines()[1:]:
+        pid, _, command = line.strip().partition(" ")
+        if str(clone / ".venv") in command:
+            os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,81 @@
+"""What is installed: the requirements agree wherever they stand, and importing the package costs nothing."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONDA_NAMES = {"pytorch": "torch"}
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in found}
+
+
+def direct_requirements() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *extras["test"], *extras["peers"]]]
+
+
+def conda_requirements() -> dict[str, str]:
+    text = (ROOT / "environment.yml").read_text()
+    lines = re.findall(r"^  - ([a-z][\w-]*)([<>=].*)?$", text, re.MULTILINE)
+    return {
+        CONDA_NAMES.get(name, name): version for name, version in lines if name not in ("conda-forge", "nodefaults")
+    }
+
+
+def test_conda_and_pip_ask_for_the_same() -> None:
+    pip = {requirement.name: set(requirement.specifier) for requirement in map(Requirement, PROJECT["dependencies"])}
+    pip["python"] = set(Requirement("python" + PROJECT["requires-python"]).specifier)
+    conda = {name: set(Requirement(name + version).specifier) for name, version in conda_requirements().items()}
+    assert conda.pop("pip") == set()
+    assert conda == pip
+    assert "- -e ." in (ROOT / "environment.yml").read_text()
+
+
+@pytest.mark.parametrize("requirement", direct_requirements(), ids=str)
+def test_each_direct_requirement_is_pinned_to_a_version_it_allows(requirement: Requirement) -> None:
+    assert pins()[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_no_pin_names_one_build() -> None:
+    assert pins()["torch"] == Version("2.13.0")
+    assert [name for name, version in pins().items() if version.local] == []
+
+
+def test_the_pins_stand_in_order_once_each() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    names = [canonicalize_name(line.partition("==")[0]) for line in lines]
+    assert names == sorted(set(names))
+
+
+def modules_after(code: str) -> set[str]:
+    command = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    assert modules_after("import amp_course") - modules_after("pass") == {"amp_course"}
+
+
+@pytest.mark.parametrize("module", ["amp_course.cli", "amp_course.course", "amp_course.work", "amp_course.lab"])
+def test_the_command_is_ready_without_torch_or_jupyter(module: str) -> None:
+    loaded = {name.partition(".")[0] for name in modules_after(f"import {module}")}
+    assert not loaded & {"torch", "numpy", "matplotlib", "ipywidgets", "IPython", "sklearn", "jupyterlab", "tornado"}
+
+
+def test_the_version_is_one() -> None:
+    from amp_course import __version__
+
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,222 @@
+"""The reader's copies: whatever happens to the files, nothing of the reader's is lost."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from amp_course import work
+from amp_course.course import find
+from amp_course.kit.errors import CourseError
+
+NOON = datetime(2026, 11, 21, 15, 30)
+
+
+class Desk:
+    """The course's exercises on one side, the reader's folder on the other."""
+
+    def __init__(self, root: Path) -> None:
+        self.exercise = root / "exercises" / "06_loop.ipynb"
+        self.folder = root / "my_work"
+        self.copy = self.folder / "06_loop.ipynb"
+        self.origins = self.folder / ".origins.json"
+        (root / "notebooks").mkdir()
+        self.exercise.parent.mkdir()
+        self.exercise.write_text("first")
+
+    def files(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in self.folder.iterdir() if path != self.origins}
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None) -> datetime:
+            return NOON
+
+    monkeypatch.setattr(work, "datetime", Clock)
+    monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
+    monkeypatch.setenv("AMP_COURSE_WORK", str(tmp_path / "my_work"))
+    return Desk(tmp_path)
+
+
+def messages() -> list[str]:
+    return [change.message for change in work.copy_missing()]
+
+
+def test_what_is_missing_is_copied_once(desk: Desk) -> None:
+    (message,) = messages()
+    assert message == f"Copied the exercises 06_loop to {desk.copy}."
+    assert desk.files() == {"06_loop.ipynb": "first"}
+    assert messages() == []
+
+
+def test_a_readers_copy_is_never_overwritten(desk: Desk) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+    assert messages() == []
+    assert desk.files() == {"06_loop.ipynb": "mine"}
+
+
+def test_an_untouched_copy_follows_the_course(desk: Desk) -> None:
+    work.copy_missing()
+    desk.exercise.write_text("second")
+    (message,) = messages()
+    assert "have changed, and your untouched copy with them" in message
+    assert desk.files() == {"06_loop.ipynb": "second"}
+    assert messages() == []
+
+
+def test_a_changed_exercise_is_offered_beside_the_readers_copy_and_said_once(desk: Desk) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+    desk.exercise.write_text("second")
+    (message,) = messages()
+    assert "Your copy is left as it is" in message and "06_loop.new-2026-11-21.ipynb" in message
+    assert messages() == []
+    desk.exercise.write_text("third")  # again on the same day
+    messages()
+    assert desk.files() == {
+        "06_loop.ipynb": "mine",
+        "06_loop.new-2026-11-21.ipynb": "second",
+        "06_loop.new-2026-11-21-2.ipynb": "third",
+    }
+
+
+def test_a_reader_who_already_has_the_change_is_left_in_peace(desk: Desk) -> None:
+    work.copy_missing()
+    for path in (desk.copy, desk.exercise):
+        path.write_text("second")
+    assert messages() == []
+    assert desk.files() == {"06_loop.ipynb": "second"}
+
+
+def test_a_deleted_copy_comes_back_and_a_renamed_one_stays(desk: Desk) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+    desk.copy.rename(desk.folder / "renamed.ipynb")
+    assert len(messages()) == 1
+    assert desk.files() == {"06_loop.ipynb": "first", "renamed.ipynb": "mine"}
+    desk.copy.unlink()
+    assert len(messages()) == 1
+    assert desk.files() == {"06_loop.ipynb": "first", "renamed.ipynb": "mine"}
+
+
+@pytest.mark.parametrize("damage", ['{"06_loop', "[]", '{"06_loop.ipynb": 3}', "\x00"])
+def test_damaged_origins_are_kept_and_cost_nothing(desk: Desk, damage: str) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+    desk.exercise.write_text("second")
+    desk.origins.write_text(damage)
+    (message,) = messages()
+    assert "was damaged" in message and ".origins.damaged-2026-11-21.json" in message
+    assert desk.files() == {"06_loop.ipynb": "mine", ".origins.damaged-2026-11-21.json": damage}
+    assert messages() == []
+    desk.exercise.write_text("third")
+    assert len(messages()) == 1  # from here on, changes are noticed again
+
+
+def test_a_copy_made_by_hand_is_the_readers(desk: Desk) -> None:
+    desk.folder.mkdir()
+    desk.copy.write_text("by hand")
+    assert messages() == []
+    assert desk.files() == {"06_loop.ipynb": "by hand"}
+
+
+def test_reset_keeps_the_old_copy_under_a_dated_name(desk: Desk) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+    saved, fresh = work.reset(find("loop"))
+    assert saved.path.name == "06_loop.saved-2026-11-21-1530.ipynb" and str(saved.path) in saved.message
+    assert fresh.path == desk.copy
+    desk.copy.write_text("mine again")
+    work.reset(find("06"))
+    assert desk.files() == {
+        "06_loop.ipynb": "first",
+        "06_loop.saved-2026-11-21-1530.ipynb": "mine",
+        "06_loop.saved-2026-11-21-1530-2.ipynb": "mine again",
+    }
+
+
+def test_a_copy_that_was_reset_follows_the_course(desk: Desk) -> None:
+    work.copy_missing()
+    desk.exercise.write_text("second")
+    work.reset(find("loop"))
+    desk.exercise.write_text("third")
+    (message,) = messages()
+    assert "your untouched copy with them" in message and desk.copy.read_text() == "third"
+
+
+def test_reset_of_a_copy_that_is_not_there_makes_one(desk: Desk) -> None:
+    (change,) = work.reset(find("loop"))
+    assert change.path == desk.copy
+    assert desk.files() == {"06_loop.ipynb": "first"}
+
+
+def test_reset_of_a_chapter_without_exercises_names_those_with(desk: Desk) -> None:
+    with pytest.raises(CourseError, match=r"chapter 00_start has no exercises to set back: choose .*06_loop"):
+        work.reset(find("start"))
+
+
+def test_a_failed_reset_leaves_the_copy_where_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.copy_missing()
+    desk.copy.write_text("mine")
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(work.shutil, "copyfile", full)
+    with pytest.raises(CourseError, match="No space left on device"):
+        work.reset(find("loop"))
+    assert desk.copy.read_text() == "mine"
+
+
+def test_a_kill_while_copying_leaves_no_half_notebook(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(source: Path, target: Path) -> None:
+        Path(target).write_text("fir")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work.shutil, "copyfile", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work.copy_missing()
+    assert not desk.copy.exists()
+    monkeypatch.undo()
+
+
+def test_a_kill_while_noting_origins_leaves_the_old_ones(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.copy_missing()
+    before = desk.origins.read_text()
+    desk.exercise.write_text("second")
+    real = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(target) == desk.origins:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(work.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work.copy_missing()
+    assert desk.origins.read_text() == before and json.loads(before)
+
+
+def test_a_folder_that_cannot_be_written_says_which_and_what_to_do(desk: Desk) -> None:
+    desk.folder.write_text("a file where the folder should be")
+    with pytest.raises(CourseError, match=r"my_work, cannot be used .*Make it writable, or set AMP_COURSE_WORK"):
+        work.copy_missing()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
+def test_a_read_only_folder_says_so(desk: Desk) -> None:
+    desk.folder.mkdir(mode=0o500)
+    with pytest.raises(CourseError, match="Permission denied"):
+        work.copy_missing()
+
+
+def test_a_course_without_exercises_makes_no_folder(desk: Desk) -> None:
+    desk.exercise.unlink()
+    assert messages() == []
+    assert not desk.folder.exists()
