@@ -24,7 +24,7 @@ honest_timing = Exercise(
     ),
     judge=timing.judge,
     why="Most speed-ups claimed in forum threads are a missing synchronisation or a first step that was counted.",
-    alternative="Two CUDA events around each step and one `synchronize()` at the end time a GPU without making it wait, which is "
+    alternative="two CUDA events around each step and one `synchronize()` at the end time a GPU without making it wait, which is "
     "what `amp_course.kit.measure.StepTimer` does there.",
 )
 
@@ -111,7 +111,7 @@ count_bytes = Exercise(
     ),
     judge=bookkeeping.judge_bytes,
     why="AMP saves time and activations; whoever runs out of memory on weights and optimizer state needs something else.",
-    alternative="With SGD and no momentum it is 8, 8 and 4; `step_memory` counts any optimizer for you.",
+    alternative="with SGD and no momentum it is 8, 8 and 4; `step_memory` counts any optimizer for you.",
     takes="value",
 )
 
@@ -134,7 +134,7 @@ evaluate_right = Exercise(
     ),
     judge=evaluation.judge,
     why="An evaluation in another mode or dtype than you think is a common reason for accuracies that cannot be reproduced.",
-    alternative="One call on the whole test set where it fits into memory, as `amp_course.loop.workloads.evaluate` does.",
+    alternative="one call on the whole test set where it fits into memory, as `amp_course.loop.workloads.evaluate` does.",
 )
 
 ALL = (honest_timing, add_autocast, add_scaler, log_scale, count_bytes, evaluate_right)

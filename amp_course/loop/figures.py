@@ -46,26 +46,21 @@ def step_times_figure(records: Sequence[RunRecord]) -> Figure:
     return figure
 
 
-def fooled_figure(milliseconds: Mapping[str, float], honest: str) -> Figure:
-    """Draw what several ways of timing the same step answer, the honest one marked."""
-    figure, axis = new_figure(7.2, 0.9 + 0.38 * len(milliseconds))
-    names = list(milliseconds)[::-1]
+def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
+    """Draw how far off each way of timing is: its name, and (its answer, the honest one) in milliseconds."""
+    figure, axis = new_figure(7.2, 1.1 + 0.4 * len(ways))
+    names = list(ways)[::-1]
     for row, name in enumerate(names):
-        right = name == honest
-        axis.barh(
-            row,
-            milliseconds[name],
-            color=COLOURS["amp_bf16" if right else "amp_fp16"],
-            hatch="" if right else "//",
-            edgecolor="white",
-            height=0.65,
-        )
-        axis.text(milliseconds[name], row, f" {milliseconds[name]:.3g} ms", va="center", fontsize=8, color=INK)
-    axis.axvline(milliseconds[honest], color=INK, lw=0.8, ls=":")
+        wrong, honest = ways[name]
+        ratio = wrong / honest
+        axis.barh(row, ratio - 1, left=1, color=COLOURS["amp_fp16"], hatch="//", edgecolor="white", height=0.65)
+        text = f" {wrong:.3g} ms instead of {honest:.3g} ms "
+        axis.text(max(ratio, 1), row, text, va="center", fontsize=8, color=INK)
+    axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_xscale("log")
-    axis.margins(x=0.15)
-    title(axis, "The same step, timed in four ways", "milliseconds per step, log scale")
+    axis.set_xlim(right=max(10, *(wrong / honest for wrong, honest in ways.values())) * 30)
+    title(axis, "Three ways to fool yourself", "what each measures, over the honest time; log scale")
     return figure
 
 
@@ -118,7 +113,9 @@ def report_card_figure(card: ReportCard) -> Figure:
     """Draw the report card: for each workload time and peak memory relative to fp32; published speed-ups beside them."""
     names = card.workloads()
     recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
-    figure, axes = new_figure(11, 1.6 + 0.23 * (len(recipes) + 1) * len(names), columns=3, width_ratios=[4, 4, 2.6])
+    tall = 0.24 * (len(recipes) + 1) * len(names)
+    figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8])
+    axes, published_axis = axes[0], _merged(axes[1])
     for axis, value, text, head in (
         (
             axes[0],
@@ -138,15 +135,15 @@ def report_card_figure(card: ReportCard) -> Figure:
         title(axis, head, "fp32 = 1")
     axes[1].set_yticklabels([])
     for row, published in enumerate(PUBLISHED[::-1]):
-        axes[2].barh(row, published.speedup, color="#d9d9d9", edgecolor=FAINT, height=0.6, lw=0.6)
-        axes[2].text(published.speedup, row, f" {published.speedup:.2f} ×", fontsize=7, va="center")
+        published_axis.barh(row, published.speedup, color="#d9d9d9", edgecolor=FAINT, height=0.7, lw=0.6)
+        published_axis.text(published.speedup, row, f" {published.speedup:.2f} ×", fontsize=8, va="center")
     labels = [f"{published.what}\n{published.hardware}" for published in PUBLISHED[::-1]]
-    axes[2].set_yticks(range(len(PUBLISHED)), labels, fontsize=6.5)
-    axes[2].margins(x=0.2)
-    axes[2].set_xlim(left=0)
-    title(axes[2], "Published elsewhere", "speed-up, other hardware and baselines")
+    published_axis.set_yticks(range(len(PUBLISHED)), labels, fontsize=7.5)
+    published_axis.margins(x=0.1)
+    published_axis.set_xlim(left=0)
+    title(published_axis, "Published elsewhere", "speed-up; other hardware, and a baseline of their own")
     handles = [_patch(recipe.name, recipe.label) for recipe in recipes]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=len(recipes), loc="outside lower center")
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=len(recipes), loc="outside upper right")
     figure.suptitle(
         f"Report card: {card.machine.device_name}, torch {card.machine.torch_version}, {card.day}",
         fontsize=9,
@@ -195,12 +192,24 @@ def _grouped(axis: Any, card: ReportCard, names: Sequence[str], group: int, valu
                 edgecolor="white",
                 height=0.85,
             )
-            axis.text(value(row), y, f" {text(row)}", va="center", fontsize=7, bbox=_ON_WHITE, zorder=3)
+            axis.text(value(row), y, f" {text(row)}", va="center", fontsize=8, bbox=_ON_WHITE, zorder=3)
         ticks.append(-(place * (group + 1) + (len(rows) - 1) / 2))
         labels.append(rows[0].title.replace(", ", "\n", 1))
-    axis.set_yticks(ticks, labels, fontsize=8)
+    axis.set_yticks(ticks, labels, fontsize=7.5)
     axis.margins(x=0.35)
     axis.set_xlim(left=0)
+
+
+def _merged(row: Any) -> Any:
+    """Make one axis of a row of axes."""
+    figure, grid = row[0].figure, row[0].get_gridspec()
+    for axis in row:
+        axis.remove()
+    merged = figure.add_subplot(grid[1, :])
+    for side in ("top", "right"):
+        merged.spines[side].set_visible(False)
+    merged.tick_params(labelsize=8, colors=INK)
+    return merged
 
 
 def _patch(recipe: str, label: str) -> Any:

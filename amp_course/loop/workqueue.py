@@ -15,7 +15,11 @@ from amp_course.kit.measure import synchronize
 
 
 class WorkQueue:
-    """Hand work over with `launch(function)`; wait for all of it with `synchronize()`."""
+    """Hand work over with `launch(function)`, wait for all of it with `synchronize()`, end it with `close()`.
+
+    While the background thread lives, every step of the process is slower (twice on 2 cores): it has OpenMP threads of
+    its own, and with more threads than cores OpenMP lets them sleep between ops.
+    """
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
@@ -35,3 +39,9 @@ class WorkQueue:
         for future in waiting:
             future.result()
         synchronize(self.device)
+
+    def close(self) -> None:
+        """Do what is queued and end the background thread; the queue takes no more work."""
+        self.synchronize()
+        if self._thread is not None:
+            self._thread.shutdown()

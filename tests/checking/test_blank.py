@@ -142,6 +142,13 @@ class Evasive:
         return 1
 
 
+class WithCode:
+    __code__ = "42"
+
+    def __call__(self) -> int:
+        return 1
+
+
 class Rude:
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("ask somebody else")
@@ -236,6 +243,7 @@ BEGUN = {
     "a class with one method done": HalfDone,
     "a class without methods": type("Empty", (), {}),
     "a callable object": Evasive(),
+    "an object with code of its own": WithCode(),
     "a mock": Mock(),
     "an object without attributes": Rude(),
     "a list that holds itself": ITSELF,

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,6 +165,41 @@ def test_endless_code_is_stopped_in_another_thread(endless: Callable[[], Any]) -
     worker.start()
     worker.join(10)
     assert [type(result) for result in caught] == [TimeUp]
+    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+
+
+def test_no_except_exception_meets_it() -> None:
+    met: list[Exception] = []
+
+    def work() -> None:
+        while True:
+            try:
+                busy()
+            except Exception as error:
+                met.append(error)
+
+    with pytest.raises(TimeUp):
+        within(0.1, work)
+    assert met == []
+
+
+def test_work_that_ends_with_the_exception_pending_in_another_thread() -> None:
+    """`recv` waits in C past the limit and raises: the watchdog's exception is set by then, and nobody has looked."""
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        left, right = socket.socketpair()
+        with left, right:
+            left.settimeout(0.3)
+            try:
+                within(0.1, lambda: left.recv(1))
+            except BaseException as error:
+                caught.append(error)
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join(10)
+    assert [type(error) for error in caught] == [TimeUp]
     assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
 
 

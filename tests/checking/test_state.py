@@ -140,3 +140,20 @@ def test_reading_the_state_warns_of_nothing() -> None:
         warnings.simplefilter("always")
         changed(lambda: None)
     assert caught == []
+
+
+def test_random_states_of_gpus_that_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["as it was"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put.append)
+    changed(lambda: None)
+    assert put == [["as it was"]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_random_state_of_a_real_gpu() -> None:
+    torch.rand(1, device="cuda")
+    state = torch.cuda.get_rng_state()
+    changed(lambda: torch.rand(5, device="cuda"))
+    assert torch.equal(torch.cuda.get_rng_state(), state)

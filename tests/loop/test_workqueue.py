@@ -28,3 +28,12 @@ def test_an_error_in_the_work_comes_out_of_synchronize():
     queue.launch(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         queue.synchronize()
+
+
+def test_closing_does_what_is_queued_and_ends_the_thread():
+    queue, done = WorkQueue("cpu"), []
+    queue.launch(lambda: done.append(threading.current_thread()))
+    queue.close()
+    assert not done[0].is_alive()
+    with pytest.raises(RuntimeError):
+        queue.launch(lambda: None)
