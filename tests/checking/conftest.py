@@ -14,6 +14,9 @@ import torch
 
 from amp_course.checking import Exercise
 
+# Its first call imports torch's compiler, whose warning filters would look like somebody's doing in a test.
+torch.use_deterministic_algorithms(False)
+
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

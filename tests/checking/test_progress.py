@@ -218,6 +218,19 @@ def test_folder_without_the_right_to_write(strict_folder: Path, mode: int) -> No
     assert list(json.loads(progress_file().read_text())["exercises"]) == ["loop.a"]
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have other rights here")
+def test_file_that_cannot_be_read_is_not_replaced(strict_folder: Path) -> None:
+    strict_folder.chmod(0o777)
+    progress_file().chmod(0o000)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    assert "could not be saved" in str(record("loop.b", "correct"))
+    if os.getuid() == 0:
+        os.seteuid(0)
+    progress_file().chmod(0o644)
+    assert list(json.loads(progress_file().read_text())["exercises"]) == ["loop.a"]
+
+
 def test_no_course_and_no_folder_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMP_COURSE_WORK")
     monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path / "gone"))

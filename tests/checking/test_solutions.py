@@ -106,7 +106,17 @@ def test_chapter_that_has_no_notebook(course: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"cells": 5}', '{"cells": [5]}', '{"cells": [{"source": "x"}]} x']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"cells": 5}',
+        '{"cells": [5]}',
+        '{"cells": [{"source": "x", "metadata": []}]}',
+        '{"cells": [{"source": "x"}]} x',
+    ],
 )
 def test_damaged_notebook(course: Path, text: str) -> None:
     (course / "solutions" / "06_loop.ipynb").write_text(text)
