@@ -171,7 +171,7 @@ def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
         axis.barh(row, speedup, color=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white")
         axis.text(speedup, row, f" {speedup:.2f} ×", va="center", fontsize=8)
     axis.set_yticks(range(len(points)), [label for _, label, _ in points[::-1]], fontsize=8)
-    axis.axvline(1, color=INK, lw=0.8, ls=":")
+    axis.axvline(1, color=INK, lw=1, ls=":", zorder=3)
     axis.margins(x=0.15)
     axis.set_xlim(left=0)
     title(axis, "Speed-up over fp32", "1 = as fast as fp32")

@@ -48,6 +48,14 @@ def retype(page: Page, cell: Locator, text: str) -> None:
     page.keyboard.press("Shift+Enter")
 
 
+def use_theme(page: Page, name: str) -> None:
+    """Choose a theme from the menu."""
+    page.get_by_role("menubar").get_by_text("Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).click()
+    page.get_by_text(name, exact=True).click()
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-name", name)
+
+
 def save(page: Page) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("Control+S")

@@ -5,7 +5,17 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, code_cells, errors, open_notebook, picture, retype, run_all, save
+from tests.browser.notebook import (
+    cell_with,
+    code_cells,
+    errors,
+    open_notebook,
+    picture,
+    retype,
+    run_all,
+    save,
+    use_theme,
+)
 
 
 def test_start_page_runs(lab, page, screenshots):
@@ -54,8 +64,12 @@ def test_loop_chapter_runs(lab, page, screenshots):
     page.keyboard.press("Space")
     status = panel.get_by_role("status")
     expect(status).to_contain_text(re.compile(r"width 256, batch 128.*times as fast"), timeout=30_000)
+    panel.evaluate("cell => cell.scrollIntoView({block: 'center'})")
+    page.screenshot(path=str(screenshots / "06_loop_window.png"))  # docs/images/loop.png is such a one
     for width in (1500, 1000):
         picture(page, screenshots / f"06_loop_{width}.png", width)
+    use_theme(page, "JupyterLab Dark")
+    picture(page, screenshots / "06_loop_dark.png", 1500)
 
 
 def test_progress_survives_a_restart(lab, page, screenshots):

@@ -64,6 +64,8 @@ def judge(answer: Callable[..., float]) -> None:
 def _diagnose(got: Any, truth: float, machine: PretendMachine, steady: list[float], warmup: int, repeats: int) -> None:
     if got is None:
         raise Wrong("your function returned None: give the median back with `return`")
+    if isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
     if not isinstance(got, (int, float)):
         raise Wrong(f"your function returned a {type(got).__name__}: return one number, the seconds per step")
     seen = machine.events

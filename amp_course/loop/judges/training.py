@@ -59,7 +59,7 @@ def _play(answer: Callable[..., Any], scene: Scene, recipe: Recipe) -> list[floa
             raise Wrong("your function returned None: give the loss back with `return`")
         if (isinstance(loss, Tensor) and loss.numel() != 1) or not isinstance(loss, (Tensor, float, int)):
             raise Wrong(f"your function returned a {type(loss).__name__} that is not one number: return the loss")
-        losses.append(float(loss))
+        losses.append(loss.item() if isinstance(loss, Tensor) else float(loss))
     _diagnose(scene, len(scene.batches), recipe)
     return losses
 

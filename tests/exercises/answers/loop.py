@@ -29,7 +29,7 @@ def t_right_all_loaded_before(step, next_batch, synchronize, clock, warmup, repe
         synchronize()
         if n >= warmup:
             times.append(clock() - t0)
-    return float(torch.tensor(times, dtype=torch.float64).quantile(0.5))
+    return torch.tensor(times, dtype=torch.float64).quantile(0.5)
 
 
 def t_no_sync(step, next_batch, synchronize, clock, warmup, repeats):
