@@ -18,8 +18,8 @@ from amp_course.loop.recipe import FP32, RECIPES, recipes_for
 from amp_course.loop.train import join
 from amp_course.loop.workloads import simple_net
 
-_ROUNDS, _STEPS = 3, 5
-_MAX_SECONDS = 2.0  # for a recipe and a round: fp16 on a CPU may take a hundred times as long
+_ROUNDS, _STEPS = 6, 6
+_MAX_SECONDS = 0.7  # for a recipe and a round: fp16 on a CPU may take a hundred times as long
 _MAX_BARS = 12
 
 
@@ -78,7 +78,7 @@ class StepExplorer(Panel):
             tooltip="the recipe that is timed beside fp32",
         )
         self.measure = widgets.Button(
-            description="Measure", button_style="primary", tooltip="time both and add a bar (about a second)"
+            description="Measure", button_style="primary", tooltip="time both and add a bar (a second or two)"
         )
         self.clear = widgets.Button(description="Clear", tooltip="remove all bars")
         self.results: list[Measured] = []
