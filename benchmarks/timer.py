@@ -1,7 +1,9 @@
 """Time what our measuring costs: `train`, which clocks and logs every step, beside a bare loop that does neither.
 
-Also the direct cost of a StepTimer's start and stop, and what a whole call of `train` as it comes (which counts the
-bytes of one step, and has a bar at the ready) takes beyond one without.
+End to end, that cost drowns in the noise of a step of milliseconds. So it is also measured on a step of next to no work,
+where it is most of the difference, in microseconds. Also the direct cost of a StepTimer's start and stop, and what a
+whole call of `train` as it comes (which counts the bytes of one step, and has a bar at the ready) takes beyond one
+without.
 
     python -m benchmarks.timer
 """
@@ -21,7 +23,7 @@ from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import StepTimer, seconds_text, synchronize
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.loop.train import train
-from amp_course.loop.workloads import Session, Workload
+from amp_course.loop.workloads import Session, Workload, simple_net
 from benchmarks.in_turn import (
     Batch,
     Record,
@@ -38,6 +40,7 @@ from benchmarks.in_turn import (
 from benchmarks.peers import course
 
 CLOCKED = 1000  # start-stop pairs in a sample of the direct cost
+TINY_STEPS = 100  # of a net so small that a step is nearly all overhead
 CALLS = 5  # whole calls of train, with and without the count of bytes
 
 
@@ -90,6 +93,16 @@ def start_stop_seconds(device: torch.device, samples: int) -> list[float]:
     return seconds
 
 
+def overhead_seconds(recipe: Recipe, device: torch.device, rounds: int) -> list[float]:
+    """Return what `train` takes longer than the bare loop, in seconds per step, round by round, on a tiny net."""
+    workload = simple_net(device, width=8, batch_size=2)
+    sides = {"bare": bare(workload.start(recipe), device), "train": course(workload.start(recipe), device)}
+    with FP32.precision():
+        in_turn(sides, take_batches(workload), device, steps=TINY_STEPS, rounds=rounds)
+    both = zip(sides["train"].seconds_per_step, sides["bare"].seconds_per_step, strict=True)
+    return [with_measuring - without for with_measuring, without in both]
+
+
 def whole_calls(workload: Workload, recipe: Recipe, batches: Sequence[Batch], calls: int) -> dict[str, Any]:
     """Return the seconds of new trainings by `train` as it comes, and by `train` that counts no bytes, in turn."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -121,9 +134,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = machine_report(device)
     recipes, left_out = recipes_for(machine)
     clock = spread(start_stop_seconds(device, samples=3 if chosen.tiny else 20))
-    record = Record("timer", machine, chosen, left_out=left_out, start_stop_seconds=clock)
+    overhead = {recipe.name: spread(overhead_seconds(recipe, device, chosen.rounds)) for recipe in recipes}
+    record = Record("timer", machine, chosen, left_out=left_out, start_stop_seconds=clock, overhead_seconds=overhead)
     print(f"{machine.device_name}, {machine.threads} threads, torch {machine.torch_version}")
     print(f"StepTimer, start and stop together: {seconds_text(clock['median'])}")
+    for recipe in recipes:
+        cost = overhead[recipe.name]
+        quartiles = f"{seconds_text(cost['q1'])} to {seconds_text(cost['q3'])}"
+        print(
+            f"train() over a bare loop, {recipe.label}, tiny net: {seconds_text(cost['median'])} a step ({quartiles})"
+        )
     for workload in workloads_for(device, chosen.tiny):
         batches = take_batches(workload)
         print(f"\n{workload.title}, in {chosen.rounds} rounds of {chosen.steps} steps")
@@ -139,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "train_seconds_per_step": spread(sides["train"].seconds_per_step),
                 "page_faults_per_step": {name: spread(side.faults_per_step)["median"] for name, side in sides.items()},
                 "cost": spread(ratio - 1 for ratio in speed_ratio(sides["bare"], sides["train"])),
+                "overhead_share_of_step": overhead[recipe.name]["median"] / step["median"],
                 "start_stop_share_of_step": clock["median"] / step["median"],
                 "defaults": whole_calls(workload, recipe, batches, 1 if chosen.tiny else CALLS),
             }
