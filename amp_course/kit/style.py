@@ -1,4 +1,4 @@
-"""How figures look: one colour and one hatch for each recipe, one way to make a Figure.
+"""How figures look: one colour and a second cue for each recipe, format and zone; one way to make a Figure.
 
 Figures are made without pyplot, so nothing is shown twice and nothing piles up. One that is the last value of a cell
 shows itself, sharp on a dense screen and small enough to be stored in the notebook.
@@ -15,6 +15,41 @@ from PIL import Image
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
 COLOURS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp_fp16": "#D55E00", "amp_bf16": "#009E73"}
 HATCHES = {"fp32": "", "tf32": "..", "amp_fp16": "//", "amp_bf16": "xx"}
+FORMAT_COLOURS = {
+    "fp64": "#444444",
+    "fp32": COLOURS["fp32"],
+    "tf32": COLOURS["tf32"],
+    "bf16": COLOURS["amp_bf16"],
+    "fp16": COLOURS["amp_fp16"],
+    "fp8 E5M2": "#E69F00",
+    "fp8 E4M3": "#CC79A7",
+    "fp6 E3M2": "#8C6D31",
+    "fp6 E2M3": "#7570B3",
+    "fp4 E2M1": "#999999",
+}
+FORMAT_LINES = {  # the second cue of a format's colour, for lines: matplotlib's linestyles
+    "fp64": "-",
+    "fp32": "-",
+    "tf32": "--",
+    "bf16": "-",
+    "fp16": "--",
+    "fp8 E5M2": "-.",
+    "fp8 E4M3": ":",
+    "fp6 E3M2": "-.",
+    "fp6 E2M3": ":",
+    "fp4 E2M1": "--",
+}
+FIELDS = {  # the parts of a bit pattern: fill, and the letter that is the second cue
+    "sign": ("#D55E00", "s"),
+    "exponent": ("#009E73", "e"),
+    "significand": ("#0072B2", "m"),
+}
+ZONES = {  # what becomes of a number in a format
+    "lost": ("#D55E00", "xx"),
+    "subnormal": ("#E69F00", "//"),
+    "normal": ("#009E73", ""),
+    "overflow": ("#CC79A7", ".."),
+}
 PARTS = {  # the parts of a step's memory, from the ground up
     "parameters": ("#0072B2", ""),
     "gradients": ("#56B4E9", "//"),

@@ -1,0 +1,1 @@
+"""Chapter 01: what 16 bits can hold."""

@@ -1,0 +1,175 @@
+"""Number formats as data, and what follows from them: the one place where a format's constants stand.
+
+A format is a sign bit, exponent bits and significand bits, a bias, and a rule for its special patterns. Largest value,
+smallest value and spacing all follow. No arithmetic here: `scalar.py` reads and writes single patterns, `rounding.py`
+rounds tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+Specials = Literal["ieee", "fn", "finite"]
+
+WIDEST_EXPONENT, WIDEST_SIGNIFICAND = 11, 52  # fp64's: every value of a format is a Python float
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """A binary floating-point format of at most 64 bits.
+
+    name:             as the course writes it, "fp16"
+    exponent_bits:    1 to 11
+    significand_bits: those that are stored, 0 to 52; a normal number has one more, the hidden 1
+    bias:             what is taken off the exponent field
+    specials:         "ieee":   an exponent field of all ones is inf or NaN
+                      "fn":     only the pattern of all ones is NaN, and there is no inf (fp8 E4M3)
+                      "finite": every pattern is a number (OCP fp6 and fp4)
+    torch_name:       torch's name of the dtype, or None where torch has none
+
+    Raises ValueError for widths outside of fp64's, or a range that a Python float cannot hold.
+    Example: FloatFormat.of(5, 10).max → 65504.0
+    Source: IEEE 754-2019; Micikevicius et al. 2022 (arXiv:2209.05433) for fp8; OCP Microscaling Formats v1.0 for fp6, fp4.
+    """
+
+    name: str
+    exponent_bits: int
+    significand_bits: int
+    bias: int
+    specials: Specials = "ieee"
+    torch_name: str | None = None
+
+    def __post_init__(self) -> None:
+        least = 2 if self.specials == "ieee" else 1
+        if not least <= self.exponent_bits <= WIDEST_EXPONENT:
+            raise ValueError(
+                f"{self.name}: {self.exponent_bits} exponent bits: a format of kind “{self.specials}” takes {least} to "
+                f"{WIDEST_EXPONENT}"
+            )
+        fewest = 1 if self.specials == "ieee" else 0  # inf and NaN share an exponent field: one bit tells them apart
+        if not fewest <= self.significand_bits <= WIDEST_SIGNIFICAND:
+            raise ValueError(
+                f"{self.name}: {self.significand_bits} significand bits: a format of kind “{self.specials}” takes {fewest} "
+                f"to {WIDEST_SIGNIFICAND}"
+            )
+        if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
+            raise ValueError(
+                f"{self.name}: a bias of {self.bias} moves the format out of fp64's range: "
+                f"{ieee_bias(self.exponent_bits)} is the usual one"
+            )
+
+    @classmethod
+    def of(cls, exponent_bits: int, significand_bits: int, specials: Specials = "ieee") -> FloatFormat:
+        """Return a format of your own widths with IEEE's bias: of(4, 3).name → "E4M3"."""
+        name = f"E{exponent_bits}M{significand_bits}"
+        bias = ieee_bias(exponent_bits) if exponent_bits > 0 else 0
+        return cls(name, exponent_bits, significand_bits, bias, specials)
+
+    @property
+    def bits(self) -> int:
+        """How many bits a pattern has: 16 for fp16, 19 for tf32."""
+        return 1 + self.exponent_bits + self.significand_bits
+
+    @property
+    def top_field(self) -> int:
+        """The exponent field of all ones: 31 for fp16."""
+        return 2**self.exponent_bits - 1
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal number, and of all subnormals: −14 for fp16."""
+        return 1 - self.bias
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent of the largest number: 15 for fp16."""
+        top = self.max_pattern >> self.significand_bits
+        return max(top, 1) - self.bias
+
+    @property
+    def max_pattern(self) -> int:
+        """The pattern of the largest number: 0x7BFF for fp16."""
+        if self.specials == "ieee":
+            return (self.top_field << self.significand_bits) - 1
+        last = 2 ** (self.bits - 1) - 1
+        return last - 1 if self.specials == "fn" else last
+
+    @property
+    def max(self) -> float:
+        """The largest number: 65504 for fp16."""
+        field, significand = divmod(self.max_pattern, 2**self.significand_bits)
+        hidden = 2**self.significand_bits if field else 0
+        return math.ldexp(hidden + significand, self.max_exponent - self.significand_bits)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive number with all its digits: 2^−14 for fp16."""
+        return math.ldexp(1.0, self.min_exponent)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number: 2^−24 for fp16. Without significand bits it is the smallest normal."""
+        return math.ldexp(1.0, self.min_exponent - self.significand_bits)
+
+    @property
+    def eps(self) -> float:
+        """From 1 to the next number: 2^−10 for fp16."""
+        return math.ldexp(1.0, -self.significand_bits)
+
+    @property
+    def decimal_digits(self) -> int:
+        """How many decimal digits survive the way in and out: 3 for fp16, 2 for bf16.
+
+        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p digits to base 2, the hidden one among them.
+        """
+        return math.floor(self.significand_bits * math.log10(2))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The torch dtype with these values, or None."""
+        return getattr(torch, self.torch_name) if self.torch_name else None
+
+    def renamed(self, name: str) -> FloatFormat:
+        """Return the same format under another name."""
+        return replace(self, name=name)
+
+
+def ieee_bias(exponent_bits: int) -> int:
+    """Return IEEE 754's bias, which puts 1.0 in the middle of the range: 5 → 15."""
+    return 2 ** (exponent_bits - 1) - 1
+
+
+FP64 = FloatFormat("fp64", 11, 52, 1023, "ieee", "float64")
+FP32 = FloatFormat("fp32", 8, 23, 127, "ieee", "float32")
+TF32 = FloatFormat("tf32", 8, 10, 127, "ieee")  # how tensor cores read an fp32 input; stored in 32 bits
+BF16 = FloatFormat("bf16", 8, 7, 127, "ieee", "bfloat16")
+FP16 = FloatFormat("fp16", 5, 10, 15, "ieee", "float16")
+FP8_E5M2 = FloatFormat("fp8 E5M2", 5, 2, 15, "ieee", "float8_e5m2")
+FP8_E4M3 = FloatFormat("fp8 E4M3", 4, 3, 7, "fn", "float8_e4m3fn")
+FP6_E3M2 = FloatFormat("fp6 E3M2", 3, 2, 3, "finite")
+FP6_E2M3 = FloatFormat("fp6 E2M3", 2, 3, 1, "finite")
+FP4_E2M1 = FloatFormat("fp4 E2M1", 2, 1, 1, "finite")
+
+FORMATS = (FP64, FP32, TF32, BF16, FP16, FP8_E5M2, FP8_E4M3, FP6_E3M2, FP6_E2M3, FP4_E2M1)
+_BY_NAME = {fmt.name: fmt for fmt in FORMATS}
+_BY_DTYPE = {fmt.dtype: fmt for fmt in FORMATS if fmt.dtype}
+
+
+def find_format(name: str | torch.dtype | FloatFormat) -> FloatFormat:
+    """Return the format of a name or a torch dtype: "bf16" → BF16, torch.float16 → FP16.
+
+    Raises ValueError for one that the course does not know, with the names that it does.
+    """
+    if isinstance(name, FloatFormat):
+        return name
+    found = _BY_DTYPE.get(name) if isinstance(name, torch.dtype) else _BY_NAME.get(name)
+    if found is None:
+        raise ValueError(
+            f"there is no format {name!s}: the course knows {', '.join(_BY_NAME)}; "
+            "`FloatFormat.of(exponent_bits, significand_bits)` makes one of your own"
+        )
+    return found

@@ -1,0 +1,155 @@
+"""Read and write single numbers in any format, slowly and obviously: the reference of the whole course.
+
+Everything is exact: values are Python floats (which hold every value of every format here) or Fractions, patterns are
+ints. `rounding.round_to` is the fast twin for tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from amp_course.bits.formats import FloatFormat
+
+Kind = Literal["zero", "subnormal", "normal", "infinity", "NaN"]
+
+
+class Fields(NamedTuple):
+    """The three parts of a pattern, as unsigned integers."""
+
+    sign: int
+    exponent: int
+    significand: int
+
+
+def split(pattern: int, fmt: FloatFormat) -> Fields:
+    """Cut a pattern into its fields: 0xC000 in fp16 → (1, 16, 0).
+
+    Raises TypeError for a pattern that is no int, ValueError for one outside the format.
+    """
+    if isinstance(pattern, bool) or not isinstance(pattern, int):
+        raise TypeError(f"a pattern is an int, like 0x3C00, and this is a {type(pattern).__name__}: {pattern!r}")
+    if not 0 <= pattern < 2**fmt.bits:
+        raise ValueError(
+            f"pattern {pattern:#x} is outside {fmt.name}, whose {fmt.bits} bits go from 0x0 to {2**fmt.bits - 1:#x}"
+        )
+    sign, magnitude = divmod(pattern, 2 ** (fmt.bits - 1))
+    exponent, significand = divmod(magnitude, 2**fmt.significand_bits)
+    return Fields(sign, exponent, significand)
+
+
+def kind(pattern: int, fmt: FloatFormat) -> Kind:
+    """Say what a pattern stands for: 0x0001 in fp16 → "subnormal"."""
+    fields = split(pattern, fmt)
+    if pattern % 2 ** (fmt.bits - 1) > fmt.max_pattern:
+        return "infinity" if fmt.specials == "ieee" and fields.significand == 0 else "NaN"
+    if fields.exponent:
+        return "normal"
+    return "subnormal" if fields.significand else "zero"
+
+
+def decode(pattern: int, fmt: FloatFormat) -> float:
+    """Return the value of a pattern: 0x3C01 in fp16 → 1.0009765625.
+
+    Normal:    (−1)^sign · 2^(exponent − bias) · 1.significand
+    Subnormal: (−1)^sign · 2^(1 − bias)        · 0.significand
+
+    Raises TypeError and ValueError as `split` does.
+    """
+    fields, what = split(pattern, fmt), kind(pattern, fmt)
+    if what == "NaN":
+        return math.nan
+    if what == "infinity":
+        magnitude = math.inf
+    else:
+        hidden = 2**fmt.significand_bits if fields.exponent else 0
+        exponent = max(fields.exponent, 1) - fmt.bias  # subtle: field 0 has the exponent of field 1, and no hidden 1
+        magnitude = math.ldexp(hidden + fields.significand, exponent - fmt.significand_bits)
+    return -magnitude if fields.sign else magnitude
+
+
+def encode(value: float | Fraction, fmt: FloatFormat) -> int:
+    """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which is 2048.
+
+    A value past the largest number by half a step or more becomes inf; NaN where the format has no inf (fp8 E4M3);
+    the largest number where it has neither (fp6, fp4).
+
+    value: a float, an int or, for an exact decimal, a Fraction
+    Raises ValueError for NaN in a format that has none.
+    """
+    if value != value:
+        return nan_pattern(fmt)
+    negative = math.copysign(1.0, value) < 0 if isinstance(value, float) else value < 0
+    sign = 2 ** (fmt.bits - 1) if negative else 0
+    if isinstance(value, float) and math.isinf(value):
+        return sign + _overflow_pattern(fmt)
+    magnitude = abs(Fraction(value))
+    if magnitude == 0:
+        return sign
+    exponent = max(floor_log2(magnitude), fmt.min_exponent)
+    steps = round(magnitude / _power_of_two(exponent - fmt.significand_bits))  # a Fraction rounds half to even
+    # subtle: `steps` holds the hidden 1 where there is one, and so counts the exponent field up by one; if it was
+    # rounded up to the next power of two, the carry counts it up once more.
+    pattern = ((exponent - fmt.min_exponent) << fmt.significand_bits) + steps
+    return sign + (pattern if pattern <= fmt.max_pattern else _overflow_pattern(fmt))
+
+
+def nan_pattern(fmt: FloatFormat) -> int:
+    """Return the pattern of NaN, the quiet one of IEEE 754 with no sign: fp16 → 0x7E00.
+
+    Raises ValueError for a format that has no NaN.
+    """
+    if fmt.specials == "finite":
+        raise ValueError(f"{fmt.name} has no NaN: each of its patterns is a number. Check for NaN before you round")
+    if fmt.specials == "fn":
+        return fmt.max_pattern + 1
+    return (fmt.top_field << fmt.significand_bits) + 2 ** (fmt.significand_bits - 1)
+
+
+def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
+    """Return the spacing of the format's numbers at a value, one unit in the last place: 1.5 in fp16 → 2^−10.
+
+    It doubles at each power of two and is constant below the smallest normal number. A power of two has the spacing
+    above it. inf for a value that overflows, NaN for NaN, as with `math.ulp`.
+    """
+    if value != value:
+        return math.nan
+    if math.isinf(value) or abs(decode(encode(value, fmt), fmt)) in (math.inf, math.nan):
+        return math.inf
+    magnitude = abs(Fraction(value))
+    exponent = max(floor_log2(magnitude), fmt.min_exponent) if magnitude else fmt.min_exponent
+    return math.ldexp(1.0, min(exponent, fmt.max_exponent) - fmt.significand_bits)
+
+
+def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
+    """Return the next value below and the next above: 0x0000 in fp16 → (−2^−24, 2^−24).
+
+    Both zeros have the same two. NaN has none: (NaN, NaN). Past the ends there is inf, or NaN where the format has none.
+    """
+    if kind(pattern, fmt) == "NaN":
+        return math.nan, math.nan
+    half = 2 ** (fmt.bits - 1)
+    ordered = -(pattern - half) if pattern >= half else pattern  # the patterns of one sign stand in order of value
+    last = fmt.max_pattern + (fmt.specials == "ieee")
+
+    def value(number: int) -> float:
+        if abs(number) > last:
+            return math.nan if abs(ordered) != fmt.max_pattern + 1 else math.copysign(math.inf, number)
+        return decode(number if number >= 0 else half - number, fmt)
+
+    return value(ordered - 1), value(ordered + 1)
+
+
+def floor_log2(magnitude: Fraction) -> int:
+    """Return the exponent of the binade of a positive Fraction: 1/3 → −2, because 2^−2 ≤ 1/3 < 2^−1."""
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    return exponent if _power_of_two(exponent) <= magnitude else exponent - 1
+
+
+def _power_of_two(exponent: int) -> Fraction:
+    return Fraction(2**exponent) if exponent >= 0 else Fraction(1, 2**-exponent)
+
+
+def _overflow_pattern(fmt: FloatFormat) -> int:
+    return fmt.max_pattern + (fmt.specials != "finite")  # inf, or in E4M3 NaN, comes right after the largest number

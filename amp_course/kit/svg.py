@@ -1,0 +1,80 @@
+"""Draw small SVG pictures for panels: redrawn in a millisecond, sharp at any size, in the colours of the reader's theme.
+
+Strings in, strings out; escaped here, so that nothing that a reader types becomes markup. Figures for a page without a
+kernel are matplotlib's business (`kit.style`).
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+INK = "var(--jp-ui-font-color1, #222)"
+FAINT = "var(--jp-ui-font-color2, #666)"
+GRID = "var(--jp-border-color2, #ccc)"
+
+# matplotlib's hatch → the lines that fill a tile of 8 × 8
+_TILES = {
+    "//": "M-2,2 L2,-2 M0,8 L8,0 M6,10 L10,6",
+    "\\\\": "M-2,6 L2,10 M0,0 L8,8 M6,-2 L10,2",
+    "xx": "M0,0 L8,8 M8,0 L0,8",
+    "..": "M2,2 h0.01 M6,6 h0.01",
+    "--": "M0,4 L8,4",
+    "||": "M4,0 L4,8",
+}
+
+
+def picture(width: float, height: float, *parts: str, label: str) -> str:
+    """Return an SVG of width × height pixels that shrinks with a narrow page; `label` is read out by a screen reader."""
+    return (
+        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
+        f'style="width:100%;max-width:{width:g}px;height:auto;display:block" font-family="var(--jp-ui-font-family, sans-serif)">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def text(
+    x: float,
+    y: float,
+    content: str,
+    *,
+    size: float = 12,
+    anchor: str = "start",
+    fill: str = INK,
+    bold: bool = False,
+) -> str:
+    """Return a line of text whose baseline is at y; anchor: "start", "middle" or "end"."""
+    weight = ' font-weight="bold"' if bold else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{fill}"{weight}>{escape(content)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, *, stroke: str = FAINT, width: float = 1, dash: str = "") -> str:
+    """Return a straight line; dash: as in SVG's stroke-dasharray, "4 3"."""
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width:g}"{dashed}/>'
+
+
+def polyline(points: list[tuple[float, float]], *, stroke: str, width: float = 1.5, dash: str = "") -> str:
+    """Return a line through points."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width:g}"{dashed}/>'
+
+
+def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: str = "", tip: str = "") -> str:
+    """Return a filled rectangle, hatched if asked, with `tip` shown under the mouse.
+
+    fill: a colour "#rrggbb"; hatch: one of matplotlib's "//", "\\\\", "xx", "..", "--", "||"
+    """
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{max(0.0, height):.1f}"'
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    if not hatch:
+        return f'<rect {place} fill="{fill}">{title}</rect>'
+    # A pattern per colour and hatch, defined on the spot: ids are shared by all pictures of a page, so equal ones agree.
+    name = f"amp-{fill.lstrip('#')}-{list(_TILES).index(hatch)}"
+    pattern = (
+        f'<pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="{fill}"/>'
+        f'<path d="{_TILES[hatch]}" stroke="white" stroke-width="1.6" stroke-linecap="round"/></pattern>'
+    )
+    return f'<defs>{pattern}</defs><rect {place} fill="url(#{name})">{title}</rect>'

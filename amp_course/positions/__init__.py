@@ -1,0 +1,1 @@
+"""Chapter 03: why a language model loses its place in bf16."""
