@@ -44,7 +44,7 @@ class FloatFormat:
     torch_name: str | None = None
 
     def __post_init__(self) -> None:
-        least = 2 if self.specials == "ieee" else 1
+        least = 1 if self.specials == "finite" else 2
         if not least <= self.exponent_bits <= WIDEST_EXPONENT:
             raise ValueError(
                 f"{self.name}: {self.exponent_bits} exponent bits: a format of kind “{self.specials}” takes {least} to "
@@ -58,8 +58,8 @@ class FloatFormat:
             )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
             raise ValueError(
-                f"{self.name}: a bias of {self.bias} moves the format out of fp64's range: "
-                f"{ieee_bias(self.exponent_bits)} is the usual one"
+                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} the numbers leave fp64's "
+                f"range: take fewer bits, or the usual bias {ieee_bias(self.exponent_bits)}"
             )
 
     @classmethod

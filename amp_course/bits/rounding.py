@@ -29,7 +29,8 @@ def round_to(x: Tensor, fmt: FloatFormat) -> Tensor:
 
     Raises TypeError for a tensor of integers, ValueError for NaN in a format that has none.
     """
-    rounded: Tensor = _StraightThrough.apply(x if x.dtype == work_dtype(x, fmt) else x.to(work_dtype(x, fmt)), fmt)
+    dtype = work_dtype(x, fmt)
+    rounded: Tensor = _StraightThrough.apply(x.to(dtype), fmt)
     return rounded
 
 
@@ -73,15 +74,17 @@ def binade(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
-    """Turn, in place, what is past the largest number into what the format makes of it: inf, NaN or the largest.
+    """Turn, in place, what is past the largest number into what the format makes of it: inf or, without inf, the largest.
 
     Raises ValueError for NaN in a format that has none.
     """
-    if fmt.specials == "finite":
-        if rounded.isnan().any():
-            raise ValueError(f"{fmt.name} has no NaN, and the tensor does: look for it with x.isnan() before rounding")
-        return rounded.clamp_(-fmt.max, fmt.max)
-    past = rounded.abs() > fmt.max
-    if fmt.specials == "fn":
-        return rounded.masked_fill_(past, torch.nan)
-    return torch.where(past, rounded.sign() * torch.inf, rounded) if past.any() else rounded
+    if fmt.specials == "finite" and rounded.isnan().any():
+        raise ValueError(f"{fmt.name} has no NaN, and the tensor does: look for it with x.isnan() before rounding")
+    if fmt.specials != "ieee":
+        return rounded.clamp_(-fmt.max, fmt.max)  # which leaves NaN as it is
+    if rounded.numel() == 0:
+        return rounded
+    least, largest = rounded.aminmax()  # one quick look, NaN if there is one: the rest costs more, and is rarely needed
+    if -fmt.max <= least and largest <= fmt.max:
+        return rounded
+    return torch.where(rounded.abs() > fmt.max, rounded.sign() * torch.inf, rounded, out=rounded)

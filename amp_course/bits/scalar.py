@@ -72,8 +72,8 @@ def decode(pattern: int, fmt: FloatFormat) -> float:
 def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which is 2048.
 
-    A value past the largest number by half a step or more becomes inf; NaN where the format has no inf (fp8 E4M3);
-    the largest number where it has neither (fp6, fp4).
+    A value past the largest number by half a step or more becomes inf; the largest number in a format without inf
+    (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode, torch's since 2.12; the other mode, ml_dtypes', gives NaN.
 
     value: a float, an int or, for an exact decimal, a Fraction
     Raises ValueError for NaN in a format that has none.
@@ -111,11 +111,11 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
     """Return the spacing of the format's numbers at a value, one unit in the last place: 1.5 in fp16 → 2^−10.
 
     It doubles at each power of two and is constant below the smallest normal number. A power of two has the spacing
-    above it. inf for a value that overflows, NaN for NaN, as with `math.ulp`.
+    above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
     """
     if value != value:
         return math.nan
-    if math.isinf(value) or abs(decode(encode(value, fmt), fmt)) in (math.inf, math.nan):
+    if math.isinf(value) or not math.isfinite(decode(encode(value, fmt), fmt)):
         return math.inf
     magnitude = abs(Fraction(value))
     exponent = max(floor_log2(magnitude), fmt.min_exponent) if magnitude else fmt.min_exponent
@@ -152,4 +152,4 @@ def _power_of_two(exponent: int) -> Fraction:
 
 
 def _overflow_pattern(fmt: FloatFormat) -> int:
-    return fmt.max_pattern + (fmt.specials != "finite")  # inf, or in E4M3 NaN, comes right after the largest number
+    return fmt.max_pattern + (fmt.specials == "ieee")  # inf comes right after the largest number, if there is one

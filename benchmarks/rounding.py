@@ -1,0 +1,120 @@
+"""Time `round_to` beside torch's cast, ml_dtypes and gfloat on the same million numbers, equal results required.
+
+Each side takes a float32 array and gives the values it is rounded to back as float32: torch and ml_dtypes (numpy, for
+fp16) cast there and back, gfloat and the course compute. gfloat runs on a torch tensor and on a numpy array; the faster
+of the two is the one to beat.
+
+    python -m benchmarks.rounding
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gfloat
+import gfloat.formats as theirs
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
+from amp_course.bits.rounding import round_to
+from amp_course.kit.hardware import machine_report
+from amp_course.kit.measure import seconds_text
+from benchmarks.in_turn import Record, Side, arguments, in_turn, speed_ratio, spread, warn_if_busy
+
+COUNT = 1_000_000
+FORMATS: dict[FloatFormat, tuple[Any, Any]] = {  # the types of numpy or ml_dtypes, and of gfloat
+    FP16: (np.float16, theirs.format_info_binary16),
+    BF16: (ml_dtypes.bfloat16, theirs.format_info_bfloat16),
+    FP8_E5M2: (ml_dtypes.float8_e5m2, theirs.format_info_ocp_e5m2),
+    FP8_E4M3: (ml_dtypes.float8_e4m3fn, theirs.format_info_ocp_e4m3),
+}
+
+
+def numbers(fmt: FloatFormat, count: int) -> Tensor:
+    """Draw float32 numbers of all of the format's magnitudes, from its subnormals to its largest binade."""
+    generator = torch.Generator().manual_seed(0)
+    low, high = fmt.min_exponent - fmt.significand_bits, fmt.max_exponent - 1
+    exponents = torch.rand(count, generator=generator) * (high - low) + low
+    signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+    return torch.exp2(exponents.double()).float() * signs
+
+
+def ways(fmt: FloatFormat) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return the sides: name → a function from a float32 tensor to the rounded one."""
+    numpy_type, info = FORMATS[fmt]
+    dtype = fmt.dtype
+    assert dtype is not None
+
+    def numpy_cast(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy().astype(numpy_type).astype(np.float32))
+
+    def gfloat_numpy(x: Tensor) -> Tensor:
+        return torch.from_numpy(gfloat.round_ndarray(info, x.numpy()))
+
+    return {
+        "course": lambda x: round_to(x, fmt),
+        "torch cast": lambda x: x.to(dtype).to(torch.float32),
+        "numpy cast" if fmt is FP16 else "ml_dtypes": numpy_cast,
+        "gfloat on torch": lambda x: gfloat.round_ndarray(info, x),
+        "gfloat on numpy": gfloat_numpy,
+    }
+
+
+def compare(fmt: FloatFormat, chosen: Any) -> dict[str, Any]:
+    """Time all sides on one format, after a look that they agree to the last bit."""
+    x = numbers(fmt, 1000 if chosen.tiny else COUNT)
+    functions = ways(fmt)
+    results = {name: function(x).float().view(torch.int32) for name, function in functions.items()}
+    same = all(torch.equal(result, results["course"]) for result in results.values())
+
+    def side(function: Callable[[Tensor], Tensor]) -> Side:
+        def run(batches: Sequence[Any]) -> Sequence[float]:
+            for batch in batches:
+                function(batch)
+            return []
+
+        return Side(run)
+
+    sides = {name: side(function) for name, function in functions.items()}
+    in_turn(sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds)
+    gfloats = [name for name in sides if name.startswith("gfloat")]
+    best = min(gfloats, key=lambda name: spread(sides[name].seconds_per_step)["median"])
+    return {
+        "same_results": same,
+        "numbers": x.numel(),
+        "seconds": {name: spread(each.seconds_per_step) for name, each in sides.items()},
+        "course_over": {name: spread(speed_ratio(sides["course"], each)) for name, each in sides.items()},
+        "best_gfloat": best,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and print the comparison; return 1 if results differ."""
+    chosen = arguments(__doc__.split("\n")[0], rounds=30, steps=5, argv=argv)
+    if chosen.device.type != "cpu":
+        print("ml_dtypes, numpy and gfloat compute on the CPU: this comparison runs there.")
+        chosen.device = torch.device("cpu")
+    warn_if_busy()
+    record = Record("rounding", machine_report(chosen.device), chosen)
+    print(f"{'':10}{'side':18}{'a million numbers' if not chosen.tiny else 'a thousand'}   course's speed over it")
+    for fmt in FORMATS:
+        found = record.data["workloads"][fmt.name] = compare(fmt, chosen)
+        for name, seconds in found["seconds"].items():
+            ratio = found["course_over"][name]
+            print(
+                f"{fmt.name:10}{name:18}{seconds_text(seconds['median']):>14}      "
+                f"{ratio['median']:7.2f}  ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+            )
+        if not found["same_results"]:
+            print(f"{fmt.name}: the results differ, so the times mean nothing")
+    print(f"\nwritten: {record.write().name}")
+    return 0 if all(found["same_results"] for found in record.data["workloads"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

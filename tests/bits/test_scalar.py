@@ -1,0 +1,202 @@
+"""Every pattern of the small formats against torch and ml_dtypes; the rest against exact fractions."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_course.bits import formats as f
+from amp_course.bits.formats import FloatFormat
+from amp_course.bits.scalar import decode, encode, floor_log2, kind, nan_pattern, neighbours, split, ulp
+from tests.bits.oracles import ML_DTYPES, TORCH, all_values, midpoints, same, torch_cast
+
+SMALL = [f.FP16, f.BF16, f.FP8_E4M3, f.FP8_E5M2]
+OCP = [f.FP6_E3M2, f.FP6_E2M3, f.FP4_E2M1]
+ID = {"ids": lambda fmt: fmt.name}
+
+
+@pytest.mark.parametrize("fmt", SMALL, **ID)
+def test_every_pattern_decodes_as_in_torch(fmt):
+    assert same([decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, TORCH))
+
+
+@pytest.mark.parametrize("fmt", SMALL[1:] + OCP, **ID)
+def test_every_pattern_decodes_as_in_ml_dtypes(fmt):
+    assert same([decode(pattern, fmt) for pattern in range(2**fmt.bits)], all_values(fmt, ML_DTYPES))
+
+
+def test_every_fp16_pattern_decodes_as_in_numpy():
+    """ml_dtypes leaves fp16 to numpy."""
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
+    assert same([decode(pattern, f.FP16) for pattern in range(2**16)], values)
+
+
+@pytest.mark.parametrize("fmt", SMALL + OCP, **ID)
+def test_every_pattern_encodes_back(fmt):
+    for pattern in range(2**fmt.bits):
+        value = decode(pattern, fmt)
+        assert encode(value, fmt) == (nan_pattern(fmt) if math.isnan(value) else pattern)
+
+
+@pytest.mark.parametrize("fmt", [f.FP16, f.BF16], **ID)
+def test_every_midpoint_and_its_fp32_neighbours_encode_as_torch_casts(fmt):
+    numbers = midpoints(fmt)  # 3 × 2 × 31,744 for fp16, 3 × 2 × 32,640 for bf16
+    assert len(numbers) == 6 * (fmt.max_pattern + 1)
+    integer = {2: torch.int16}[fmt.dtype.itemsize]
+    wanted = (torch.tensor(numbers).to(fmt.dtype).view(integer).int() & 0xFFFF).tolist()
+    assert [encode(number, fmt) for number in numbers.tolist()] == wanted
+
+
+@pytest.mark.parametrize("fmt", [f.FP8_E4M3, f.FP8_E5M2, *OCP], **ID)
+def test_every_midpoint_and_its_fp32_neighbours_encode_as_ml_dtypes_casts(fmt):
+    numbers = midpoints(fmt)
+    if fmt is f.FP8_E4M3:
+        numbers = numbers[np.abs(numbers) <= 464]  # past it ml_dtypes has NaN, torch and we the largest: see below
+    wanted = numbers.astype(ML_DTYPES[fmt]).view(np.uint8) & (2**fmt.bits - 1)
+    assert same(
+        [decode(encode(number, fmt), fmt) for number in numbers.tolist()],
+        [decode(int(pattern), fmt) for pattern in wanted],
+    )
+
+
+def test_fp32_and_fp64_are_read_as_the_machine_reads_them():
+    rng = np.random.default_rng()
+    for fmt, unsigned, floating in ((f.FP32, np.uint32, np.float32), (f.FP64, np.uint64, np.float64)):
+        patterns = rng.integers(0, 2**fmt.bits, 3000, dtype=np.uint64).astype(unsigned)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            values = patterns.view(floating).astype(np.float64)
+        assert same([decode(int(pattern), fmt) for pattern in patterns], values)
+        finite = np.isfinite(values)
+        assert [encode(float(v), fmt) for v in values[finite]] == [int(p) for p in patterns[finite]]
+
+
+def test_tf32_is_fp32_without_its_last_13_bits():
+    for pattern in range(0, 2**f.TF32.bits, 97):
+        fp32 = np.array([pattern << 13], dtype=np.uint32).view(np.float32)[0]
+        assert same([decode(pattern, f.TF32)], [float(fp32)])
+
+
+def test_specials():
+    assert decode(0x8000, f.FP16) == 0 and math.copysign(1, decode(0x8000, f.FP16)) == -1
+    assert encode(-0.0, f.FP16) == 0x8000 and encode(0, f.FP16) == encode(Fraction(0), f.FP16) == 0
+    assert encode(math.inf, f.FP16) == 0x7C00 and encode(-math.inf, f.BF16) == 0xFF80
+    assert encode(math.nan, f.FP16) == 0x7E00 and encode(math.nan, f.BF16) == 0x7FC0
+    assert encode(math.nan, f.FP8_E4M3) == 0x7F and encode(math.inf, f.FP8_E4M3) == 0x7E  # no inf there: the largest
+    assert encode(-math.inf, f.FP4_E2M1) == 0xF and decode(0xF, f.FP4_E2M1) == -6.0
+    with pytest.raises(ValueError, match="fp4 E2M1 has no NaN"):
+        encode(math.nan, f.FP4_E2M1)
+
+
+def test_e4m3_saturates_as_torch_does_and_ml_dtypes_does_not():
+    past = [464.0, 464.1, 500.0, 1e30, math.inf, -math.inf]
+    ours = [decode(encode(number, f.FP8_E4M3), f.FP8_E4M3) for number in past]
+    assert ours == [448.0] * 5 + [-448.0]
+    if torch.__version__ >= "2.12":
+        assert same(ours, torch_cast(np.array(past, dtype=np.float32), f.FP8_E4M3))
+    theirs = np.array(past, dtype=np.float32).astype(ML_DTYPES[f.FP8_E4M3]).astype(np.float64)
+    assert theirs[0] == 448.0 and np.isnan(theirs[1:]).all()
+
+
+def test_kinds():
+    kinds = [kind(pattern, f.FP16) for pattern in (0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0xFC00, 0x7C01)]
+    expected = ["zero", "zero", "subnormal", "subnormal", "normal", "normal", "infinity", "infinity", "NaN"]
+    assert kinds == expected
+    assert kind(0x7E, f.FP8_E4M3) == "normal" and kind(0xFF, f.FP8_E4M3) == "NaN"
+    assert kind(0xF, f.FP4_E2M1) == "normal"
+
+
+def test_exact_decimals_are_not_rounded_twice():
+    """1 + 2^-11 + 2^-60 is past fp16's midpoint, and a Python float would drop the 2^-60."""
+    value = 1 + Fraction(1, 2**11) + Fraction(1, 2**60)
+    assert decode(encode(value, f.FP16), f.FP16) == 1 + f.FP16.eps
+    assert decode(encode(float(value), f.FP16), f.FP16) == 1.0
+    assert encode(Fraction(10) ** 999, f.FP16) == 0x7C00 and encode(-(10**400), f.FP64) == 0xFFF << 52
+    assert encode(Fraction(1, 10**999), f.FP64) == 0
+
+
+@given(st.integers(2, 11), st.integers(1, 52), st.floats(allow_nan=False, allow_infinity=False))
+def test_any_widths_round_to_the_nearest_value(exponent_bits, significand_bits, value):
+    fmt = FloatFormat.of(exponent_bits, significand_bits)
+    pattern = encode(value, fmt)
+    got = decode(pattern, fmt)
+    if math.isinf(got):
+        assert abs(Fraction(value)) >= Fraction(fmt.max) + Fraction(ulp(fmt.max, fmt)) / 2
+        return
+    below, above = neighbours(pattern, fmt)
+    for other in (below, above):
+        if math.isfinite(other):
+            distance, others = abs(Fraction(value) - Fraction(got)), abs(Fraction(value) - Fraction(other))
+            assert distance < others or (distance == others and pattern % 2 == 0)
+
+
+@pytest.mark.parametrize("fmt", SMALL + OCP, **ID)
+def test_neighbours_stand_in_order(fmt):
+    last = fmt.max_pattern + (fmt.specials == "ieee")
+    half = 2 ** (fmt.bits - 1)
+    line = [*range(half + last, half, -1), 0, *range(1, last + 1)]  # −0 and 0 are one value
+    values = [decode(pattern, fmt) for pattern in line]
+    assert values == sorted(values)
+    for n, pattern in enumerate(line[1:-1], 1):
+        assert neighbours(pattern, fmt) == (values[n - 1], values[n + 1])
+    assert neighbours(half, fmt) == neighbours(0, fmt)
+    assert math.isnan(neighbours(line[-1], fmt)[1]) or fmt.specials == "ieee"
+
+
+def test_neighbours_of_the_ends():
+    assert neighbours(0x7BFF, f.FP16) == (65472.0, math.inf)
+    assert neighbours(0x7C00, f.FP16) == (65504.0, math.inf)  # nothing is above inf
+    assert neighbours(0xFC00, f.FP16) == (-math.inf, -65504.0)
+    assert all(math.isnan(value) for value in neighbours(0x7E00, f.FP16))
+    below, above = neighbours(0x7E, f.FP8_E4M3)
+    assert below == 416.0 and math.isnan(above)
+
+
+def test_ulp_is_the_machines_for_fp64_and_torch_nextafter_for_fp16():
+    for value in (0.0, 1.0, -1.5, 5e-324, 1e-310, 0.1, 1e300, math.pi):
+        assert ulp(value, f.FP64) == math.ulp(value)
+    for pattern in range(0, f.FP16.max_pattern, 7):
+        assert ulp(decode(pattern, f.FP16), f.FP16) == neighbours(pattern, f.FP16)[1] - decode(pattern, f.FP16)
+
+
+def test_ulp_doubles_at_powers_of_two_and_is_flat_below_the_smallest_normal():
+    just_below = float(np.nextafter(2048.0, 0))
+    assert (ulp(2048, f.FP16), ulp(just_below, f.FP16)) == (2.0, 1.0)
+    assert ulp(1e-6, f.FP16) == ulp(0, f.FP16) == ulp(f.FP16.smallest_normal, f.FP16) == f.FP16.smallest_subnormal
+    assert ulp(65519, f.FP16) == 32.0 and ulp(65520, f.FP16) == math.inf and ulp(math.inf, f.FP16) == math.inf
+    assert math.isnan(ulp(math.nan, f.FP16))
+    assert ulp(500, f.FP8_E4M3) == 32.0 and ulp(1e9, f.FP4_E2M1) == 2.0
+
+
+def test_a_pattern_outside_the_format_is_refused():
+    for pattern in (-1, 2**16):
+        with pytest.raises(ValueError, match="outside fp16, whose 16 bits go from 0x0 to 0xffff"):
+            decode(pattern, f.FP16)
+    for pattern in (1.0, "0x3C00", True, None):
+        with pytest.raises(TypeError, match="a pattern is an int"):
+            split(pattern, f.FP16)
+
+
+def test_floor_log2():
+    for value, exponent in (
+        (1, 0),
+        (Fraction(1, 3), -2),
+        (Fraction(1, 4), -2),
+        (255, 7),
+        (256, 8),
+        (Fraction(7, 2), 1),
+    ):
+        assert floor_log2(Fraction(value)) == exponent
+
+
+def test_torch_and_ml_dtypes_agree_with_each_other_where_both_have_a_format():
+    """Else the tests above would compare with two different truths."""
+    rng = np.random.default_rng(0)
+    numbers = (rng.standard_normal(20_000) * 2.0 ** rng.integers(-20, 8, 20_000)).astype(np.float32)
+    for fmt in (f.BF16, f.FP8_E4M3, f.FP8_E5M2):
+        inside = numbers[np.abs(numbers) <= fmt.max]
+        theirs = inside.astype(ML_DTYPES[fmt]).astype(np.float64)
+        assert same(torch_cast(inside, fmt), theirs)
