@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -31,7 +31,8 @@ class FloatFormat:
                       "finite": every pattern is a number (OCP fp6 and fp4)
     torch_name:       torch's name of the dtype, or None where torch has none
 
-    Raises ValueError for widths outside of fp64's, or a range that a Python float cannot hold.
+    Raises TypeError for widths that are no ints; ValueError for widths outside of fp64's, a range that a Python float cannot
+    hold, or unknown specials.
     Example: FloatFormat.of(5, 10).max → 65504.0
     Source: IEEE 754-2019; Micikevicius et al. 2022 (arXiv:2209.05433) for fp8; OCP Microscaling Formats v1.0 for fp6, fp4.
     """
@@ -44,6 +45,11 @@ class FloatFormat:
     torch_name: str | None = None
 
     def __post_init__(self) -> None:
+        if self.specials not in get_args(Specials):
+            raise ValueError(f"{self.name}: there are no specials {self.specials!r}: choose “ieee”, “fn” or “finite”")
+        for what in ("exponent_bits", "significand_bits", "bias"):
+            if type(getattr(self, what)) is not int:
+                raise TypeError(f"{self.name}: {what} is {getattr(self, what)!r}, and a whole number is needed: an int")
         least = 1 if self.specials == "finite" else 2
         if not least <= self.exponent_bits <= WIDEST_EXPONENT:
             raise ValueError(
@@ -58,15 +64,16 @@ class FloatFormat:
             )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
             raise ValueError(
-                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} the numbers leave fp64's "
-                f"range: take fewer bits, or the usual bias {ieee_bias(self.exponent_bits)}"
+                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} some numbers are outside of "
+                "fp64's range: take fewer bits, or a bias nearer to IEEE's 2^(exponent bits − 1) − 1"
             )
 
     @classmethod
     def of(cls, exponent_bits: int, significand_bits: int, specials: Specials = "ieee") -> FloatFormat:
         """Return a format of your own widths with IEEE's bias: of(4, 3).name → "E4M3"."""
         name = f"E{exponent_bits}M{significand_bits}"
-        bias = ieee_bias(exponent_bits) if exponent_bits > 0 else 0
+        in_range = isinstance(exponent_bits, int) and 0 < exponent_bits <= WIDEST_EXPONENT  # else it is refused below
+        bias = ieee_bias(exponent_bits) if in_range else 0
         return cls(name, exponent_bits, significand_bits, bias, specials)
 
     @property
@@ -166,7 +173,7 @@ def find_format(name: str | torch.dtype | FloatFormat) -> FloatFormat:
     """
     if isinstance(name, FloatFormat):
         return name
-    found = _BY_DTYPE.get(name) if isinstance(name, torch.dtype) else _BY_NAME.get(name)
+    found = _BY_DTYPE.get(name) if isinstance(name, torch.dtype) else _BY_NAME.get(str(name))
     if found is None:
         raise ValueError(
             f"there is no format {name!s}: the course knows {', '.join(_BY_NAME)}; "

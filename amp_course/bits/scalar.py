@@ -7,8 +7,10 @@ ints. `rounding.round_to` is the fast twin for tensors.
 from __future__ import annotations
 
 import math
+import operator
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from numbers import Integral
+from typing import Any, Literal, NamedTuple
 
 from amp_course.bits.formats import FloatFormat
 
@@ -28,8 +30,9 @@ def split(pattern: int, fmt: FloatFormat) -> Fields:
 
     Raises TypeError for a pattern that is no int, ValueError for one outside the format.
     """
-    if isinstance(pattern, bool) or not isinstance(pattern, int):
+    if isinstance(pattern, bool) or not hasattr(pattern, "__index__"):
         raise TypeError(f"a pattern is an int, like 0x3C00, and this is a {type(pattern).__name__}: {pattern!r}")
+    pattern = operator.index(pattern)
     if not 0 <= pattern < 2**fmt.bits:
         raise ValueError(
             f"pattern {pattern:#x} is outside {fmt.name}, whose {fmt.bits} bits go from 0x0 to {2**fmt.bits - 1:#x}"
@@ -74,10 +77,12 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
 
     A value past the largest number by half a step or more becomes inf; the largest number in a format without inf
     (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode, torch's since 2.12; the other mode, ml_dtypes', gives NaN.
+    Without significand bits no pattern ends a binade in 0 or 1, and a tie goes up, as IEEE 754-2019 §4.3.1 has it.
 
-    value: a float, an int or, for an exact decimal, a Fraction
-    Raises ValueError for NaN in a format that has none.
+    value: a float, an int or, for an exact decimal, a Fraction; a NumPy or torch scalar will do
+    Raises TypeError for what is no number, ValueError for NaN in a format that has none.
     """
+    value = _number(value)
     if value != value:
         return nan_pattern(fmt)
     negative = math.copysign(1.0, value) < 0 if isinstance(value, float) else value < 0
@@ -112,14 +117,18 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
 
     It doubles at each power of two and is constant below the smallest normal number. A power of two has the spacing
     above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
+
+    Raises TypeError for what is no number.
     """
+    value = _number(value)
     if value != value:
         return math.nan
-    if math.isinf(value) or not math.isfinite(decode(encode(value, fmt), fmt)):
+    nearest = decode(encode(value, fmt), fmt)
+    if not math.isfinite(nearest):
         return math.inf
-    magnitude = abs(Fraction(value))
+    magnitude = abs(Fraction(value if abs(nearest) < fmt.max else nearest))  # a format without inf keeps its last gap
     exponent = max(floor_log2(magnitude), fmt.min_exponent) if magnitude else fmt.min_exponent
-    return math.ldexp(1.0, min(exponent, fmt.max_exponent) - fmt.significand_bits)
+    return math.ldexp(1.0, exponent - fmt.significand_bits)
 
 
 def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
@@ -145,6 +154,25 @@ def floor_log2(magnitude: Fraction) -> int:
     """Return the exponent of the binade of a positive Fraction: 1/3 → −2, because 2^−2 ≤ 1/3 < 2^−1."""
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     return exponent if _power_of_two(exponent) <= magnitude else exponent - 1
+
+
+def _number(value: Any) -> float | Fraction:
+    """Return a number of any kind as one that is computed with exactly: a float, an int or a Fraction."""
+    if isinstance(value, (float, int, Fraction)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, (str, bytes, complex)):
+        raise TypeError(
+            f"a number is written, and this is a {type(value).__name__}: {value!r}. Fraction(text) reads a decimal"
+        )
+    try:
+        near = float(value)
+        if near and math.isfinite(near) and hasattr(value, "as_integer_ratio"):  # a Decimal may be finer than a float
+            return Fraction(*value.as_integer_ratio())
+        return near
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"a number is written, and this is a {type(value).__name__}, which is not one") from None
 
 
 def _power_of_two(exponent: int) -> Fraction:

@@ -1,6 +1,7 @@
 """Every pattern of the small formats against torch and ml_dtypes; the rest against exact fractions."""
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -168,16 +169,38 @@ def test_ulp_doubles_at_powers_of_two_and_is_flat_below_the_smallest_normal():
     assert ulp(1e-6, f.FP16) == ulp(0, f.FP16) == ulp(f.FP16.smallest_normal, f.FP16) == f.FP16.smallest_subnormal
     assert ulp(65519, f.FP16) == 32.0 and ulp(65520, f.FP16) == math.inf and ulp(math.inf, f.FP16) == math.inf
     assert math.isnan(ulp(math.nan, f.FP16))
-    assert ulp(500, f.FP8_E4M3) == 32.0 and ulp(1e9, f.FP4_E2M1) == 2.0
+    assert ulp(500, f.FP8_E4M3) == ulp(math.inf, f.FP8_E4M3) == 32.0 and ulp(1e9, f.FP4_E2M1) == 2.0
+    assert ulp(10**400, f.FP64) == ulp(Fraction(10) ** 400, f.FP16) == math.inf and ulp(10**400, f.FP4_E2M1) == 2.0
+    assert ulp(1 - Fraction(1, 10**30), f.FP16) == 2.0**-11  # exact: a float would be 1
 
 
 def test_a_pattern_outside_the_format_is_refused():
     for pattern in (-1, 2**16):
         with pytest.raises(ValueError, match="outside fp16, whose 16 bits go from 0x0 to 0xffff"):
             decode(pattern, f.FP16)
+    assert decode(np.uint16(0x3C00), f.FP16) == 1.0
     for pattern in (1.0, "0x3C00", True, None):
         with pytest.raises(TypeError, match="a pattern is an int"):
             split(pattern, f.FP16)
+
+
+def test_numbers_of_any_kind_are_taken_and_nothing_else():
+    for one_and_a_half in (np.float32(1.5), np.float16(1.5), torch.tensor(1.5), Decimal("1.5"), Fraction(3, 2)):
+        assert encode(one_and_a_half, f.FP16) == 0x3E00 and ulp(one_and_a_half, f.FP16) == f.FP16.eps
+    assert encode(np.int64(7), f.FP16) == encode(7, f.FP16) == 0x4700
+    assert encode(np.float32(-0.0), f.FP16) == encode(Decimal("-0"), f.FP16) == 0x8000
+    assert encode(Decimal("Infinity"), f.FP16) == 0x7C00
+    just_above = Decimal(1) + Decimal(2) ** -11 + Decimal("1e-25")  # a float would be the tie
+    assert decode(encode(just_above, f.FP16), f.FP16) == 1 + f.FP16.eps
+    for nonsense in ("1.5", None, 1j, [1.0], torch.ones(2), b"1"):
+        with pytest.raises(TypeError, match="a number is written, and this is a"):
+            encode(nonsense, f.FP16)
+
+
+def test_without_significand_bits_a_tie_goes_up():
+    fmt = FloatFormat.of(2, 0, "finite")
+    assert [decode(encode(value, fmt), fmt) for value in (1.0, 1.5, 2.0, 3.0)] == [1.0, 2.0, 2.0, 4.0]
+    assert decode(encode(0.5, fmt), fmt) == 0.0  # below the smallest number there is zero, and it is even
 
 
 def test_floor_log2():

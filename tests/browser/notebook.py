@@ -12,6 +12,7 @@ def open_notebook(page: Page, url: str) -> None:
     page.goto(url)
     expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=MINUTE)
     expect(page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first).to_be_visible(timeout=MINUTE)
+    page.wait_for_timeout(1500)  # a restart in the first second, before the kernel's channels stand, can lose the run
 
 
 def run_all(page: Page) -> float:

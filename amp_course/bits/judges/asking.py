@@ -47,12 +47,13 @@ def integer(got: Any, shown: str) -> int:
     one = _one(got, shown)
     if isinstance(one, (str, bytes)):
         raise Wrong(
-            f"for {shown} your function returned the text {one!r}: a pattern is an int. `int(text, 2)` reads binary digits"
+            f"for {shown} your function returned the text {one!r}: a pattern is an int. `int(text, 2)` reads binary "
+            "digits"
         )
     if isinstance(one, (float, np.floating)):
         raise Wrong(
-            f"for {shown} your function returned {show(float(one))}, a float: the task asks for the pattern, an int from 0x0 "
-            "to 0xffff. Build it from whole numbers, or end with `int(…)`"
+            f"for {shown} your function returned {show(float(one))}, a float: the task asks for the pattern, an int "
+            "from 0x0 to 0xffff. Build it from whole numbers, or end with `int(…)`"
         )
     try:
         if not isinstance(one, (bool, np.bool_)):
@@ -73,12 +74,12 @@ def show(value: float) -> str:
     """Write a number as a reader would: 2049.0 → "2049", 2^-24 → "2^-24", 1.5 · 2^-15 → "1.5 · 2^-15"."""
     if not math.isfinite(value):
         return repr(value)
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
-        return repr(value) if value == 0 else repr(value).removesuffix(".0")
     significand, exponent = math.frexp(value)
     power = f"2^{exponent - 1}"
-    if abs(significand) == 0.5:
+    if abs(significand) == 0.5 and not 0.1 < abs(value) < 1e7:
         return power if value > 0 else f"-{power}"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value) if value == 0 else repr(value).removesuffix(".0")
     return f"{2 * significand!r} · {power}"
 
 

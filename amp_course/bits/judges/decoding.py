@@ -30,7 +30,8 @@ def judge(answer: Callable[..., Any]) -> None:
 
 
 def _in_teaching_order() -> Iterator[int]:
-    """Normal numbers, subnormals, zeros, infinities, NaN; positive before negative, a plain example before drawn ones."""
+    """Normal numbers, subnormals, zeros, infinities, NaN; positive before negative, a plain example before drawn "
+    "ones."""
     one, tiny = FP16.bias * _STEP, 1
     groups = [
         (one, range(_STEP, _INF)),
@@ -66,12 +67,15 @@ def _normal(pattern: int, got: float, want: float) -> str:
     if 0 < size < math.inf:
         half, power = math.frexp(size / abs(want))
         if half == 0.5 and power - 1 == FP16.significand_bits:
-            return f"the significand counts in steps of 2^-{FP16.significand_bits}: divide it, hidden 1 and all, by {_STEP}"
+            return (
+                f"the significand counts in steps of 2^-{FP16.significand_bits}: divide it, hidden 1 and all, by "
+                f"{_STEP}"
+            )
         if half == 0.5:
             used = FP16.bias - (power - 1)
             return (
-                f"every power of two is off by {power - 1:+d}, as with a bias of {used}. The bias puts 1.0 in the middle of the "
-                f"range: 2^({FP16.exponent_bits} − 1) − 1 = {FP16.bias}"
+                f"every power of two is off by {power - 1:+d}, as with a bias of {used}. The bias puts 1.0 in the "
+                f"middle of the range: 2^({FP16.exponent_bits} − 1) − 1 = {FP16.bias}"
             )
     if size == abs(want) - one:
         return (
@@ -79,15 +83,18 @@ def _normal(pattern: int, got: float, want: float) -> str:
             "not stored"
         )
     if size == one:
-        return f"that is the power of two alone: its significand, {significand} of {_STEP}, adds {significand}/{_STEP} of it"
+        return (
+            f"that is the power of two alone: its significand, {significand} of {_STEP}, adds {significand}/{_STEP} "
+            "of it"
+        )
     if size == (1 + significand / (_STEP - 1)) * one:
         return (
-            f"the significand was divided by {_STEP - 1}, its largest value. {FP16.significand_bits} bits after the binary "
-            f"point count in steps of 1/{_STEP}"
+            f"the significand was divided by {_STEP - 1}, its largest value. {FP16.significand_bits} bits after the "
+            f"binary point count in steps of 1/{_STEP}"
         )
     return (
-        f"its fields are sign {sign}, exponent {field}, significand {significand}, so it is (−1)^{sign} · 2^({field} − "
-        f"{FP16.bias}) · (1 + {significand}/{_STEP})"
+        f"its fields are sign {sign}, exponent {field}, significand {significand}, so it is (−1)^{sign} · 2^({field} "
+        f"− {FP16.bias}) · (1 + {significand}/{_STEP})"
     )
 
 
@@ -103,15 +110,18 @@ def _subnormal(pattern: int, got: float, want: float) -> str:
         )
     if size == low * significand / _STEP:
         return (
-            f"you gave it the exponent 0 − {FP16.bias}, half of what is right. Subnormals share the exponent of field 1, 1 − "
-            f"{FP16.bias} = {FP16.min_exponent}, so that they go on below it in equal steps"
+            f"you gave it the exponent 0 − {FP16.bias}, half of what is right. Subnormals share the exponent of field "
+            f"1, 1 − {FP16.bias} = {FP16.min_exponent}, so that they go on below it in equal steps"
         )
     if got == 0:
         return (
             "not every pattern with exponent field 0 is zero. It is a subnormal: without a hidden 1, down to "
             f"{show(FP16.smallest_subnormal)}"
         )
-    return f"its exponent field is 0, so it is subnormal: (−1)^{sign} · 2^{FP16.min_exponent} · (0 + {significand}/{_STEP})"
+    return (
+        f"its exponent field is 0, so it is subnormal: (−1)^{sign} · 2^{FP16.min_exponent} · (0 + "
+        f"{significand}/{_STEP})"
+    )
 
 
 def _zero(pattern: int, got: float, want: float) -> str:
@@ -119,8 +129,8 @@ def _zero(pattern: int, got: float, want: float) -> str:
         return "its sign bit is 0, so this zero is positive"
     if got == 0:
         return (
-            "the sign of zero got lost. −0.0 equals 0.0 and is not the same: it is where a negative number that underflows "
-            "goes, and 1/x keeps its sign. The int 0 has no sign, `-1.0 * 0.0` and `math.copysign` have"
+            "the sign of zero got lost. −0.0 equals 0.0 and is not the same: it is where a negative number that "
+            "underflows goes, and 1/x keeps its sign. The int 0 has no sign, `-1.0 * 0.0` and `math.copysign` have"
         )
     return "exponent field 0 has no hidden 1, and with a significand of 0 nothing is left: it is zero"
 
@@ -130,12 +140,12 @@ def _infinity(pattern: int, got: float, want: float) -> str:
         return _sign_lost(pattern)
     if got != got:
         return (
-            "inf and NaN share an exponent field of all ones. A significand of 0 means inf; any other means NaN, not the "
-            "other way round"
+            "inf and NaN share an exponent field of all ones. A significand of 0 means inf; any other means NaN, not "
+            "the other way round"
         )
     return (
-        f"an exponent field of all ones, {FP16.top_field}, is no exponent. With a significand of 0 it means inf, and the largest "
-        f"number is {show(FP16.max)}"
+        f"an exponent field of all ones, {FP16.top_field}, is no exponent. With a significand of 0 it means inf, and "
+        f"the largest number is {show(FP16.max)}"
     )
 
 
@@ -143,8 +153,8 @@ def _nan(pattern: int, got: float, want: float) -> str:
     significand = split(pattern, FP16).significand
     if math.isinf(got):
         return (
-            f"its exponent field is all ones and its significand is {significand}. Only a significand of 0 means inf; every "
-            "other, large or small, means NaN"
+            f"its exponent field is all ones and its significand is {significand}. Only a significand of 0 means inf; "
+            "every other, large or small, means NaN"
         )
     return (
         f"an exponent field of all ones, {FP16.top_field}, is no exponent, with whichever significand: this one is "

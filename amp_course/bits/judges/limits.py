@@ -30,7 +30,8 @@ def judge(answer: Callable[..., Any]) -> None:
             value, want = number(got[key], f"{key} of {shown}"), getattr(fmt, key)
             if value != want:
                 raise Wrong(
-                    f"{key} of {shown} came out as {show(value)}, and it is {show(want)}: {_mistake(key, fmt, value, want)}"
+                    f"{key} of {shown} came out as {show(value)}, and it is {show(want)}: "
+                    f"{_mistake(key, fmt, value, want)}"
                 )
 
 
@@ -51,28 +52,34 @@ def _mistake(key: str, fmt: FloatFormat, got: float, want: float) -> str:
             return f"that is the smallest normal number. Below it come subnormals, {steps} halvings further down"
         if got == want / 2:
             return (
-                f"subnormals have the exponent of field 1, 1 − bias = {fmt.min_exponent}, not 0 − bias: their smallest is "
-                f"2^({fmt.min_exponent} − {steps})"
+                f"subnormals have the exponent of field 1, 1 − bias = {fmt.min_exponent}, not 0 − bias: their "
+                f"smallest is 2^({fmt.min_exponent} − {steps})"
             )
-        return f"it has a significand of 1, the last of {steps} bits, no hidden 1, and the smallest normal number's exponent"
-    if got == fmt.smallest_normal or got == math.ldexp(1.0, fmt.max_exponent):
+        return (
+            f"it has a significand of 1, the last of {steps} bits, no hidden 1, and the smallest normal number's "
+            "exponent"
+        )
+    by_another = _by_another_rule(fmt, got)
+    if by_another:
+        return by_another
+    if got == math.ldexp(1.0, fmt.max_exponent):
         return f"that is a power of two: the largest significand is nearly 2, {2 - fmt.eps!r} if all its bits may be 1"
     if got == math.ldexp(1.0, fmt.max_exponent + 1):
         return (
-            "that is where the format ends, the first power of two it does not hold. The largest significand is one step "
-            "short of 2"
+            "that is where the format ends, the first power of two it does not hold. The largest significand is one "
+            "step short of 2"
         )
-    return _by_specials(fmt, got) or (
-        f"the last exponent field that holds numbers is {fmt.max_pattern >> steps} of 0 to {2**e - 1}; take the bias off it, and "
-        "the largest significand that is a number there"
+    return (
+        f"the last exponent field that holds numbers is {fmt.max_pattern >> steps} of 0 to {2**e - 1}; take the bias "
+        "off it, and the largest significand that is a number there"
     )
 
 
 def _eps(steps: int, got: float, want: float) -> str:
     if got == want / 2:
         return (
-            f"from 1 to 2 there are 2^{steps} steps: the {steps} stored bits count them, the hidden 1 does not. (Half of eps is the "
-            "largest rounding error, the unit roundoff)"
+            f"from 1 to 2 there are 2^{steps} steps: the {steps} stored bits count them, the hidden 1 does not. (Half "
+            "of eps is the largest rounding error, the unit roundoff)"
         )
     if got == 2 * want:
         return f"all {steps} bits that are stored stand after the hidden 1: the last of them counts 2^-{steps}"
@@ -83,8 +90,8 @@ def _smallest_normal(fmt: FloatFormat, got: float, want: float) -> str:
     bias = f"2^({fmt.exponent_bits} − 1) − 1 = {fmt.bias}"
     if got == want / 2:
         return (
-            f"exponent field 0 belongs to the subnormals, so the smallest normal number has field 1: its exponent is 1 − bias, "
-            f"with a bias of {bias}"
+            "exponent field 0 belongs to the subnormals, so the smallest normal number has field 1: its exponent is 1 "
+            f"− bias, with a bias of {bias}"
         )
     if got == 2 * want:
         return f"the bias is one too small: it is {bias}"
@@ -97,19 +104,16 @@ def _smallest_normal(fmt: FloatFormat, got: float, want: float) -> str:
 
 _RULES = {
     "ieee": "an exponent field of all ones holds inf and NaN and no numbers",
-    "fn": "only the pattern of all ones is NaN and there is no inf, so the last exponent field holds numbers but for its last "
-    "significand",
+    "fn": "only the pattern of all ones is NaN and there is no inf, so the last exponent field holds numbers but for "
+    "its last significand",
     "finite": "no pattern is special, so the very last one is a number",
 }
 
 
-def _by_specials(fmt: FloatFormat, got: float) -> str | None:
+def _by_another_rule(fmt: FloatFormat, got: float) -> str | None:
     """Say which other rule gives this maximum: 240 for E4M3 → the IEEE one."""
     others: tuple[Specials, ...] = ("ieee", "fn", "finite")
     for kind in others:
         if kind != fmt.specials and got == FloatFormat.of(fmt.exponent_bits, fmt.significand_bits, kind).max:
             return f"that would be so under the rule “{kind}”. In “{fmt.specials}” {_RULES[fmt.specials]}"
-    ratio = got / fmt.max
-    if ratio in (2.0, 0.5):
-        return f"that is a factor of 2 off. In “{fmt.specials}” {_RULES[fmt.specials]}"
     return None

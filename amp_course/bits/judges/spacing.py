@@ -28,7 +28,8 @@ def judge(answer: Callable[..., Any]) -> None:
                 got = number(_asked(answer, place, shown, x, fmt), shown)
                 if got != want:
                     raise Wrong(
-                        f"ulp{shown} came out as {show(got)}, and it is {show(want)}: {_mistake(place, x, fmt, got, want)}"
+                        f"ulp{shown} came out as {show(got)}, and it is {show(want)}: "
+                        f"{_mistake(place, x, fmt, got, want)}"
                     )
 
 
@@ -41,20 +42,24 @@ def numbers(fmt: FloatFormat) -> np.ndarray:
 
 
 def gap(size: float, ruler: np.ndarray) -> float:
-    """Return the distance from the largest number not above `size` to the next; the last gap at the end of the ruler."""
+    """Return the distance from the largest number not above `size` to the next; the last gap at the end of the "
+    "ruler."""
     above = min(int(np.searchsorted(ruler, size, side="right")), len(ruler) - 1)
     return float(ruler[above] - ruler[above - 1])
 
 
 def _drawn(place: str, fmt: FloatFormat) -> list[float]:
     draw = random.Random()
-    exponents = [0, 1, *(draw.randint(fmt.min_exponent, fmt.max_exponent - 1) for _ in range(6))]
+    exponents = [0, 1, *(draw.randint(fmt.min_exponent + 1, fmt.max_exponent - 1) for _ in range(6))]
     powers = [math.ldexp(1.0, exponent) for exponent in exponents]
     if place == "between":
         # Numbers that fp32 has, so that its spacing can be asked of NumPy.
         return [float(np.float32(power * draw.uniform(1.1, 1.9))) for power in powers]
     if place == "power of two":
-        return [*powers, fmt.smallest_normal, math.ldexp(1.0, fmt.max_exponent), fmt.max]
+        ends = [fmt.smallest_normal, math.ldexp(1.0, fmt.max_exponent)]
+        return (
+            [*powers, *ends] if fmt == FP32 else [*powers, *ends, fmt.max]
+        )  # NumPy calls the gap above fp32's last inf
     if place == "negative":
         return [-1.5, *(-power for power in powers), *(-1.25 * power for power in powers)]
     if place == "below a power of two":
@@ -84,29 +89,37 @@ def _mistake(place: str, x: float, fmt: FloatFormat, got: float, want: float) ->
         return "a distance is positive" + (
             ": begin with `abs(x)`" if x < 0 else ", and never 0: the format is no continuum"
         )
+    if place == "negative":
+        return "the gap is the same on both sides of zero: begin with `abs(x)`"
     if place in ("subnormal", "zero") or size < fmt.smallest_normal:
         return _below_the_normal(size, fmt, got)
     if place == "below a power of two" and got == 2 * want:
         return (
-            f"{x!r} is below {show(size_up(size))} and got the gap of the binade above. `math.log2` of a number just below a power "
-            "of two rounds up to a whole number; `math.frexp` splits the float exactly"
+            f"{x!r} is below {show(size_up(size))} and got the gap of the binade above. `math.log2` of a number just "
+            "below a power of two rounds up to a whole number; `math.frexp` splits the float exactly"
         )
     if got == fmt.eps:
-        return f"that is eps, the gap at 1. It doubles with each power of two, so from 2 on it is {show(2 * fmt.eps)}, and so forth"
-    if got == fmt.eps * size or math.isclose(got, fmt.eps * size, rel_tol=1e-6) and math.frexp(got)[0] != 0.5:
         return (
-            "eps · |x| grows with every x, and the gap stays the same from one power of two to the next: it is eps times the "
-            f"power of two at or below |x|, here {show(want / fmt.eps)}"
+            f"that is eps, the gap at 1. It doubles with each power of two, so from 2 on it is {show(2 * fmt.eps)}, "
+            "and so forth"
+        )
+    if got == fmt.eps * size or (math.isclose(got, fmt.eps * size, rel_tol=1e-6) and math.frexp(got)[0] != 0.5):
+        return (
+            "eps · |x| grows with every x, and the gap stays the same from one power of two to the next: it is eps "
+            f"times the power of two at or below |x|, here {show(want / fmt.eps)}"
         )
     if got == math.ldexp(size_down(size), -FP16.significand_bits) or got == FP16.eps:
         return f"that is fp16's gap: {fmt.name} has {fmt.significand_bits} significand bits, `fmt.significand_bits`"
     if got == 2 * want:
         return (
-            "it is one power of two too wide. Two suspects: `math.frexp` gives a significand from 0.5 to 1 and so an exponent one "
-            "higher than that of 1.xxx; and the hidden 1 is not among the significand bits"
+            "it is one power of two too wide. Two suspects: `math.frexp` gives a significand from 0.5 to 1 and so an "
+            "exponent one higher than that of 1.xxx; and the hidden 1 is not among the significand bits"
         )
     if got == want / 2 and math.frexp(size)[0] == 0.5:
-        return "that is the gap below the power of two. At the power itself the wider gap above it counts, as in `math.ulp`"
+        return (
+            "that is the gap below the power of two. At the power itself the wider gap above it counts, as in "
+            "`math.ulp`"
+        )
     if got == want / 2:
         return (
             "it is half of what is right: with M stored significand bits a binade is cut into 2^M steps, not 2^(M + 1)"
@@ -117,11 +130,14 @@ def _mistake(place: str, x: float, fmt: FloatFormat, got: float, want: float) ->
 def _below_the_normal(size: float, fmt: FloatFormat, got: float) -> str:
     if size and got == size_down(size) * fmt.eps:
         return (
-            f"the halving ends at the smallest normal number, {show(fmt.smallest_normal)}. Below it all gaps are equal: the exponent "
-            f"never goes under `fmt.min_exponent`, {fmt.min_exponent}"
+            f"the halving ends at the smallest normal number, {show(fmt.smallest_normal)}. Below it all gaps are "
+            f"equal: the exponent never goes under `fmt.min_exponent`, {fmt.min_exponent}"
         )
     if got == fmt.smallest_subnormal / 2:
-        return f"the smallest exponent is 1 − bias = {fmt.min_exponent}, that of field 1; subnormals have it too, not 0 − bias"
+        return (
+            f"the smallest exponent is 1 − bias = {fmt.min_exponent}, that of field 1; subnormals have it too, not 0 "
+            "− bias"
+        )
     if got == fmt.smallest_normal:
         return "that is the smallest normal number. Between it and zero stand the subnormals"
     return (

@@ -1,0 +1,154 @@
+"""The figures of chapter 01. They take formats and values that were computed, and draw them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from amp_course.bits.formats import FloatFormat
+from amp_course.bits.nearest import exact_value
+from amp_course.bits.numerals import number_text, raised
+from amp_course.bits.scalar import kind, split
+from amp_course.kit.style import FAINT, FIELDS, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+
+
+def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
+    """Draw the fields of formats to scale, one bit one square, one format a row."""
+    figure, axis = new_figure(8, 0.7 + 0.32 * len(formats))
+    for row, fmt in enumerate(formats[::-1]):
+        left = 0
+        widths = (("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits))
+        for name, width in widths:
+            colour, letter = FIELDS[name]
+            axis.barh(row, width, left=left, height=0.72, color=colour, edgecolor="white", lw=1.5)
+            for edge in range(left + 1, left + width):
+                axis.plot([edge, edge], [row - 0.36, row + 0.36], color="white", lw=0.5, alpha=0.45)
+            label = letter if width < 5 else f"{width} {name}"
+            if width > 1 or fmt.bits < 40:
+                size = 7 if width < 3 else 8
+                axis.text(left + width / 2, row, label, color="white", fontsize=size, ha="center", va="center")
+            left += width
+        axis.text(left + 0.6, row, f"{fmt.bits} bits", fontsize=8, va="center", color=INK)
+    axis.set_yticks(range(len(formats)), [fmt.name for fmt in formats[::-1]], fontsize=8)
+    axis.set_xlim(0, max(fmt.bits for fmt in formats) + 6)
+    axis.xaxis.set_visible(False)
+    axis.spines[["left", "bottom"]].set_visible(False)
+    axis.tick_params(left=False)
+    title(axis, "Where the bits go", "s sign, e exponent, m significand; one square is one bit")
+    return figure
+
+
+def number_line_figure(lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[float]]]]) -> Figure:
+    """Draw the values of formats as ticks on number lines: one panel for each (title, {format: values})."""
+    figure, axes = new_figure(8, 0.95 * len(lines) + 0.3 * sum(len(rows) for _, rows in lines), rows=len(lines))
+    for axis, (head, rows) in zip(axes if len(lines) > 1 else [axes], lines, strict=True):
+        for row, (fmt, values) in enumerate(list(rows.items())[::-1]):
+            normal = [value for value in values if value >= fmt.smallest_normal]
+            below = [value for value in values if value < fmt.smallest_normal]
+            axis.vlines(normal, row - 0.38, row + 0.38, color=FORMAT_COLOURS[fmt.name], lw=1.3)
+            axis.vlines(below, row - 0.2, row + 0.2, color=FORMAT_COLOURS[fmt.name], lw=1.3)
+        axis.set_yticks(range(len(rows)), [fmt.name for fmt in list(rows)[::-1]], fontsize=8)
+        axis.set_ylim(-0.6, len(rows) - 0.4)
+        axis.spines["left"].set_visible(False)
+        axis.tick_params(axis="y", left=False)
+        title(axis, head)
+    return figure
+
+
+def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
+    """Draw how many positive values each format has from 2^e up to 2^(e+1): {format: {e: count}}."""
+    figure, axis = new_figure(7.2, 3)
+    for fmt, by_exponent in counts.items():
+        axis.step(
+            [*by_exponent, max(by_exponent) + 1],
+            [*by_exponent.values(), math.nan],
+            where="post",
+            color=FORMAT_COLOURS[fmt.name],
+            ls=FORMAT_LINES[fmt.name],
+            lw=1.8,
+            label=fmt.name,
+        )
+    axis.set_yscale("log", base=2)
+    axis.set_xlabel("exponent e", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, ncols=len(counts), loc="lower right", bbox_to_anchor=(1, 1))
+    title(axis, "Values between 2ᵉ and 2ᵉ⁺¹", "log scale; the slopes on the left are subnormals")
+    return figure
+
+
+def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[int]) -> Figure:
+    """Draw the spacing of formats against magnitude: {format: the ulp at 2^e for each e in exponents}."""
+    figure, axis = new_figure(7.2, 3.4)
+    sizes = [math.ldexp(1.0, exponent) for exponent in exponents]
+    for fmt, values in gaps.items():
+        axis.plot(sizes, values, color=FORMAT_COLOURS[fmt.name], ls=FORMAT_LINES[fmt.name], lw=1.8, label=fmt.name)
+    axis.axhline(1, color=FAINT, lw=0.8, ls=":")
+    axis.text(sizes[0], 1, " spacing 1: integers are exact up to here", fontsize=8, color=FAINT, va="bottom")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xlabel("magnitude |x|", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, ncols=len(gaps), loc="lower right", bbox_to_anchor=(1, 1))
+    title(axis, "The gap to the next number (ulp)", "log-log; flat where numbers are subnormal")
+    return figure
+
+
+def range_figure(formats: Sequence[FloatFormat]) -> Figure:
+    """Draw each format's range, subnormals hatched, beside its decimal digits of precision at 1."""
+    figure, (left, right) = new_figure(8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1])
+    for row, fmt in enumerate(formats[::-1]):
+        colour = FORMAT_COLOURS[fmt.name]
+        low, normal, high = (math.log10(x) for x in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
+        left.barh(row, high - normal, left=normal, color=colour, height=0.62)
+        left.barh(row, normal - low, left=low, color="white", edgecolor=colour, hatch="////", height=0.62, lw=0.8)
+        digits = (fmt.significand_bits + 1) * math.log10(2)
+        right.barh(row, digits, color=colour, height=0.62)
+        right.text(digits, row, f" {digits:.1f}", fontsize=8, va="center")
+    left.set_yticks(range(len(formats)), [fmt.name for fmt in formats[::-1]], fontsize=8)
+    left.axvline(0, color=INK, lw=0.8, ls=":")
+    left.set_xlabel("log₁₀ |x|", fontsize=8)
+    right.set_yticks([])
+    right.set_xlim(0, max(fmt.significand_bits + 1 for fmt in formats) * math.log10(2) * 1.3)
+    right.set_xlabel("decimal digits", fontsize=8)
+    title(left, "Range", "hatched: subnormals, with fewer digits the further left")
+    title(right, "Precision", "(significand bits + 1) · log₁₀ 2")
+    return figure
+
+
+def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
+    """Draw the bits of a pattern as squares, its value above them and the formula below: 0x2E66 in fp16 → 0.09997…"""
+    across = 32
+    lines = -(-fmt.bits // across)
+    figure, axis = new_figure(7.2, 1.05 + 0.55 * lines)
+    places = [("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits)]
+    names = [name for name, width in places for _ in range(width)]
+    for at, name in enumerate(names):
+        row, column = divmod(at, across)
+        colour, letter = FIELDS[name]
+        on = pattern >> (fmt.bits - 1 - at) & 1
+        square = Rectangle((column, -1.7 * row), 0.9, 1, facecolor=colour if on else "white", edgecolor=colour, lw=1.2)
+        axis.add_patch(square)
+        ink = "white" if on else INK
+        axis.text(column + 0.45, 0.5 - 1.7 * row, str(on), color=ink, fontsize=10, ha="center", va="center_baseline")
+        axis.text(column + 0.45, -0.35 - 1.7 * row, letter, color=colour, fontsize=8, ha="center", va="center_baseline")
+    axis.set_xlim(-0.2, max(min(fmt.bits, across), 24))
+    axis.set_ylim(-1.7 * (lines - 1) - 1.3, 1.1)
+    axis.set_axis_off()
+    axis.text(0, -1.7 * (lines - 1) - 1.25, _formula_text(pattern, fmt), fontsize=9, color=INK)
+    value = number_text(exact_value(pattern, fmt))
+    title(
+        axis,
+        f"{fmt.name}  0x{pattern:0{-(-fmt.bits // 4)}X}  {'' if '≈' in value else '= '}{value}",
+        kind(pattern, fmt),
+    )
+    return figure
+
+
+def _formula_text(pattern: int, fmt: FloatFormat) -> str:
+    fields, width = split(pattern, fmt), fmt.significand_bits
+    if kind(pattern, fmt) in ("infinity", "NaN"):
+        return f"exponent field {fields.exponent}, significand {fields.significand}: {kind(pattern, fmt)}"
+    hidden, field = (1, fields.exponent) if fields.exponent else (0, 1)
+    over = f"2{raised(width)}" if width > 16 else str(2**width)
+    return f"(−1){raised(fields.sign)} · 2{raised(field - fmt.bias)} · ({hidden} + {fields.significand} / {over})"

@@ -1,0 +1,115 @@
+"""The exact number beside the one that a format makes of it: what is lost, and why.
+
+Exact means exact: a Fraction, so that neither a typed 2049 nor a typed 0.1 has been rounded before a format rounds it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from amp_course.bits.formats import FP8_E4M3, FloatFormat
+from amp_course.bits.scalar import decode, encode, neighbours
+
+Exact = Fraction | float  # a float stands only for what no Fraction can be: −0, inf, −inf, NaN
+
+# exact; rounded down or up; too small, so 0; too large, so inf or, without inf, the largest; NaN where there is none
+Fate = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """What a format makes of an exact number.
+
+    pattern: None where the format has nothing for it (NaN in fp6 and fp4)
+    value:   what the pattern stands for; NaN without a pattern
+    tie:     the number lies half-way between two of the format's, and the even pattern wins
+    """
+
+    exact: Exact
+    fmt: FloatFormat
+    pattern: int | None
+    value: Exact
+    fate: Fate
+    tie: bool = False
+
+    @property
+    def error(self) -> Fraction | None:
+        """Value minus exact number; None where one of them is no finite number."""
+        if is_finite(self.exact) and is_finite(self.value):
+            return Fraction(self.value) - Fraction(self.exact)
+        return None
+
+    @property
+    def relative(self) -> Fraction | None:
+        """|error| over |exact number|; None where there is no error to speak of, or the number is 0."""
+        return abs(self.error / Fraction(self.exact)) if self.error is not None and self.exact else None
+
+
+def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
+    """Round an exact number into a format: nearest(Fraction(2049), FP16) → 2048, "down", a tie."""
+    try:
+        pattern = encode(exact, fmt)
+    except ValueError:
+        return Nearest(exact, fmt, None, math.nan, "none")
+    value = exact_value(pattern, fmt)
+    if value == exact or (is_nan(value) and is_nan(exact)):
+        return Nearest(exact, fmt, pattern, value, "exact")
+    if not is_finite(value):
+        return Nearest(exact, fmt, pattern, value, "infinity")
+    if not is_finite(exact):
+        return Nearest(exact, fmt, pattern, value, "largest")
+    error = Fraction(value) - Fraction(exact)
+    far = neighbours(pattern, fmt)[error < 0]  # the other of the two numbers that the exact one lies between
+    tie = math.isfinite(far) and Fraction(far) - Fraction(exact) == -error
+    if value == 0:
+        return Nearest(exact, fmt, pattern, value, "zero", tie)
+    if fmt.specials != "ieee" and abs(value) == fmt.max < abs(Fraction(exact)):
+        return Nearest(exact, fmt, pattern, value, "largest")
+    return Nearest(exact, fmt, pattern, value, "down" if error < 0 else "up", tie)
+
+
+def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
+    """Return what a pattern stands for, as a Fraction where it can be one: 0x3C00 in fp16 → Fraction(1, 1)."""
+    value = decode(pattern, fmt)
+    return Fraction(value) if math.isfinite(value) and (value or math.copysign(1, value) > 0) else value
+
+
+def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
+    """Return the pattern nearest to an exact number, as `encode`; raise ValueError, for people, for NaN without a pattern."""
+    try:
+        return encode(exact, fmt)
+    except ValueError:
+        raise ValueError(
+            f"{fmt.name} has no NaN, each of its patterns is a number: "
+            f"type a number, or choose a format with NaN, like {FP8_E4M3.name}"
+        ) from None
+
+
+def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
+    """Return the pattern of the next value up or down: 0x3C00 in fp16, up → 0x3C01.
+
+    Raises ValueError, for people, at the end of the format's range and for NaN.
+    """
+    value = decode(pattern, fmt)
+    if math.isnan(value):
+        raise ValueError("NaN stands in no order, so it has no neighbours: start from a number")
+    if value == (math.inf if up else -math.inf):
+        raise ValueError(f"{'inf' if up else '−inf'} is the end of {fmt.name}: step the other way")
+    found = neighbours(pattern, fmt)[up]
+    if math.isnan(found):
+        end = f"{fmt.max:g}, the largest" if up else f"−{fmt.max:g}, the lowest"
+        raise ValueError(f"{end} number of {fmt.name}, is its end, for there is no inf: step the other way")
+    return encode(found, fmt)
+
+
+def is_finite(value: Exact) -> bool:
+    """Say whether it is a number: True for any Fraction and for −0."""
+    return isinstance(value, Fraction) or math.isfinite(value)
+
+
+def is_nan(value: Exact) -> bool:
+    """Say whether it is NaN."""
+    return value != value

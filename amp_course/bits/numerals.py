@@ -1,0 +1,111 @@
+"""Write exact numbers for people: short decimals in full, powers of two for what is tiny or huge, no noise.
+
+True minus signs, superscript exponents, and “≈” before whatever is not the number to its last digit.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Context, Decimal
+from fractions import Fraction
+
+from amp_course.bits.nearest import Exact, is_finite, is_nan
+
+DIGITS = 17  # enough to tell any two fp64 numbers apart
+_PLAIN = range(-5, DIGITS)  # the powers of ten of a leading digit that are written without × 10ⁿ
+_ODD_PART = 4096  # k × 2ⁿ is shorter than a decimal for k up to about here
+_RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def number_text(value: Exact, digits: int = DIGITS) -> str:
+    """Write a number as people read it: 0.5 → "0.5", 2^−24 → "2⁻²⁴ ≈ 5.9605 × 10⁻⁸", NaN → "NaN"."""
+    special = _special(value)
+    if special:
+        return special
+    number = Fraction(value)
+    decimal, exact = decimal_text(number, digits)
+    if exact and "×" not in decimal:
+        return decimal
+    power = power_text(number)
+    if power:
+        return f"{power} ≈ {decimal_text(number, 5)[0]}"
+    return decimal if exact else f"≈ {decimal}"
+
+
+def short_text(value: Exact) -> str:
+    """Write a number in little room, a power of two if it is one: 2^−24 → "2⁻²⁴"."""
+    return number_text(value).split(" ≈ ")[0]
+
+
+def full_text(value: Exact, digits: int = 60) -> str:
+    """Write a finite binary number to its last digit, or as k × 2ⁿ where it has too many: never rounded."""
+    number = Fraction(value)
+    decimal, exact = decimal_text(number, digits, plain=range(-digits, digits))
+    if exact:
+        return decimal
+    odd, exponent = odd_part(number)
+    return f"{signed(odd)} × 2{raised(exponent)}" if abs(odd) > 1 else power_text(number)
+
+
+def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[str, bool]:
+    """Write the decimal of that many digits, and say whether it is exact: 1/3, 2 → ("0.33", False)."""
+    context = Context(prec=digits, Emin=-999_999, Emax=999_999)
+    rounded = context.divide(Decimal(number.numerator), Decimal(number.denominator)).normalize(context)
+    exact = Fraction(rounded) == number
+    sign, figures, _ = rounded.as_tuple()
+    power = rounded.adjusted() if rounded else 0
+    if power in plain:
+        return ("−" if sign else "") + f"{rounded.copy_abs():f}", exact
+    written = "".join(map(str, figures))
+    mantissa = written[0] + ("." + written[1:] if len(written) > 1 else "")
+    shown = f"10{raised(power)}" if mantissa == "1" else f"{mantissa} × 10{raised(power)}"
+    return ("−" if sign else "") + shown, exact
+
+
+def power_text(number: Fraction) -> str:
+    """Write k × 2ⁿ for a small odd k, or "" if it is no such number: 3/2^24 → "3 × 2⁻²⁴"."""
+    if not number or number.denominator.bit_count() > 1:
+        return ""
+    odd, exponent = odd_part(number)
+    if abs(odd) >= _ODD_PART:
+        return ""
+    return f"{signed(odd)} × 2{raised(exponent)}" if abs(odd) > 1 else f"{'−' if odd < 0 else ''}2{raised(exponent)}"
+
+
+def odd_part(number: Fraction) -> tuple[int, int]:
+    """Split a binary number other than 0 into an odd integer and a power of two: 12 → (3, 2), −1/4 → (−1, −2)."""
+    twos = (number.numerator & -number.numerator).bit_length() - 1
+    return number.numerator >> twos, twos - (number.denominator.bit_length() - 1)
+
+
+def typed_text(value: Exact) -> str:
+    """Write a format's value so that `parse.read` finds it again: 2^−24 → "2^-24", 0.5 → "0.5"."""
+    special = _special(value)
+    if special:
+        return special.replace("−", "-")
+    number = Fraction(value)
+    decimal, exact = decimal_text(number, DIGITS)
+    if exact and "×" not in decimal:
+        return decimal.replace("−", "-")
+    odd, exponent = odd_part(number)
+    if abs(odd) < _ODD_PART:
+        return f"{odd}*2^{exponent}" if abs(odd) > 1 else f"{'-' if odd < 0 else ''}2^{exponent}"
+    return repr(float(number))
+
+
+def signed(number: int) -> str:
+    """Write an int with a true minus sign: -14 → "−14"."""
+    return str(number).replace("-", "−")
+
+
+def raised(exponent: int) -> str:
+    """Write an exponent as superscript: -24 → "⁻²⁴"."""
+    return str(exponent).translate(_RAISED)
+
+
+def _special(value: Exact) -> str:
+    if is_nan(value):
+        return "NaN"
+    if not is_finite(value):
+        return "inf" if value > 0 else "−inf"
+    return "−0" if isinstance(value, float) and value == 0 and math.copysign(1, value) < 0 else ""

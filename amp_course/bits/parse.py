@@ -1,0 +1,149 @@
+"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN; exactly, or with a reason.
+
+Nothing typed can hang: exponents and lengths have limits, checked before any power is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from amp_course.bits.formats import FORMATS, FloatFormat
+from amp_course.bits.nearest import Exact, exact_value, pattern_for
+
+LONGEST = 1000  # characters
+LARGEST_POWER_OF_TEN, LARGEST_POWER_OF_TWO = 5000, 16384  # fp64 ends at 10^308 and 10^−324
+
+_DIGITS = "[0-9]+(?:_[0-9]+)*"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[+-]?[0-9]+)?"
+_NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(?:/({_DECIMAL}))?", re.IGNORECASE)
+_POWER = re.compile(r"([+-]?)(?:([0-9]+) ?[*×·] ?)?2(?:\^|\*\*)([+-]?[0-9]+)")
+_PATTERN = re.compile(r"0(?:(x)([0-9a-f]+)|b([01]+))", re.IGNORECASE)
+_WORDS = {"inf": math.inf, "infinity": math.inf, "∞": math.inf, "nan": math.nan}
+_EXAMPLES = "type a number like 2049, −0.1, 6.1e-5, 1/3 or 2^-24, a pattern like 0x3C00 or 0b11, inf or nan"
+
+
+class Entry(NamedTuple):
+    """What was typed: the format's nearest pattern, and the exact number that the format rounded."""
+
+    pattern: int
+    exact: Exact
+
+
+def read(text: str, fmt: FloatFormat) -> Entry:
+    """Read a number or a pattern: "2049" in fp16 → Entry(0x6800, Fraction(2049)), "0x3C00" → Entry(0x3C00, Fraction(1)).
+
+    Raises ValueError with the cause and the cure, for people; nothing else.
+    """
+    plain = text.strip().replace("−", "-")
+    if not plain:
+        raise ValueError(f"The field is empty: {_EXAMPLES}")
+    if len(plain) > LONGEST:
+        raise ValueError(
+            f"{len(plain):,} characters are too many: {LONGEST:,} are read, and 17 digits tell all numbers apart"
+        )
+    if plain.lstrip("+-").lower().startswith(("0x", "0b")):
+        pattern = read_pattern(plain, fmt)
+        return Entry(pattern, exact_value(pattern, fmt))
+    exact = read_number(plain)
+    return Entry(pattern_for(exact, fmt), exact)
+
+
+def read_pattern(text: str, fmt: FloatFormat) -> int:
+    """Read "0x3c00" or "0b0 01111 0000000000" as bits, spaces and underscores left out.
+
+    Raises ValueError for one that is no pattern, or has more bits than the format.
+    """
+    found = _PATTERN.fullmatch(re.sub(r"[\s_]", "", text))
+    if not found:
+        sign = ", and no sign before it: the first bit is the sign" if text[0] in "+-" else ""
+        raise ValueError(f"“{clip(text)}” is no pattern: after 0x go digits 0-9 and A-F, after 0b only 0 and 1{sign}")
+    pattern = int(found[2], 16) if found[1] else int(found[3], 2)
+    if pattern.bit_length() > fmt.bits:
+        wider = [other.name for other in FORMATS[::-1] if other.bits >= pattern.bit_length()]
+        cure = f"choose {wider[0]}, or " if wider else ""
+        raise ValueError(
+            f"“{clip(text)}” needs {pattern.bit_length()} bits and {fmt.name} has {fmt.bits}: {cure}type one up to "
+            f"{hex_text(2**fmt.bits - 1, fmt)}"
+        )
+    return pattern
+
+
+def read_number(text: str) -> Exact:
+    """Read a number exactly, its signs in ASCII: "0.1" → Fraction(1, 10), "-0" → -0.0, "inf" → inf.
+
+    Raises ValueError for what is no number, or beyond 10^±5000 or 2^±16384.
+    """
+    word = text.lstrip("+-").lower()
+    if word in _WORDS and len(text) - len(word) <= 1:
+        return -_WORDS[word] if text[0] == "-" else _WORDS[word]
+    if power := _POWER.fullmatch(text):
+        if _size(power[3]) > LARGEST_POWER_OF_TWO:
+            raise ValueError(_beyond(text, f"2^±{LARGEST_POWER_OF_TWO}", negative=power[3].startswith("-")))
+        number = int(power[2] or 1) * Fraction(2) ** int(power[3])
+        return _with_sign(power[1], number)
+    found = _NUMBER.fullmatch(text)
+    if not found:
+        raise ValueError(_no_number(text))
+    number = _decimal(found[2], text)
+    if found[3]:
+        under = _decimal(found[3], text)
+        if not under:
+            raise ValueError(f"“{clip(text)}” divides by zero: type inf or nan, if you mean one of them")
+        number /= under
+    return _with_sign(found[1], number)
+
+
+def clip(text: str, longest: int = 32) -> str:
+    """Shorten a text in its middle for a message: its first and last characters stay."""
+    return text if len(text) <= longest else f"{text[: longest - 9]}…{text[-8:]}"
+
+
+def hex_text(pattern: int, fmt: FloatFormat) -> str:
+    """Write a pattern in hexadecimal, with all of the format's digits: 1 in fp16 → "0x0001"."""
+    return f"0x{pattern:0{-(-fmt.bits // 4)}X}"
+
+
+def _decimal(digits: str, text: str) -> Fraction:
+    significand, _, power = digits.replace("_", "").lower().partition("e")
+    if not significand.strip("0."):
+        return Fraction(0)
+    if _size(power) > LARGEST_POWER_OF_TEN:
+        raise ValueError(_beyond(text, f"10^±{LARGEST_POWER_OF_TEN}", negative=power.startswith("-")))
+    whole, _, part = significand.partition(".")
+    return Fraction(int(whole + part)) * Fraction(10) ** (int(power or "0") - len(part))
+
+
+def _size(power: str) -> int:
+    return int(power.lstrip("+-")[-LONGEST:] or "0")
+
+
+def _with_sign(sign: str, number: Fraction) -> Exact:
+    if sign != "-":
+        return number
+    return -number if number else -0.0
+
+
+def _beyond(text: str, limit: str, negative: bool) -> str:
+    end, instead = ("0", "1e-999") if negative else ("inf", "1e999")
+    sign = text[0] if text[0] == "-" else ""
+    return f"“{clip(text)}” is beyond {limit}, where reading ends: type {sign}{instead}, which rounds to {sign}{end} just as well"
+
+
+def _no_number(text: str) -> str:
+    quoted = f"“{clip(text)}” is no number"
+    bare = re.sub("[ ,'’\u00a0\u202f]", "", text)
+    if re.fullmatch(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", text, re.IGNORECASE):
+        cure = f"write the decimal point as a point, {clip(text.replace(',', '.'))}"
+        return f"{quoted}: {cure}" + (
+            f", or thousands without a comma, {clip(bare)}" if re.search(r",[0-9]{3}$", text) else ""
+        )
+    if re.fullmatch(r"[+-]?[0-9]{1,3}([ ,'’\u00a0\u202f][0-9]{3})+(\.[0-9]*)?", text):
+        return f"{quoted}: leave out what groups the digits, {clip(bare)}"
+    if re.search("[½⅓⅔¼¾⅕⅛]", text):
+        return f"{quoted}: write a fraction with a slash or a point, 1/2 or 0.5"
+    if re.fullmatch(r"[0-9a-f]*[a-f][0-9a-f]*", text, re.IGNORECASE) and text[0] in "0123456789":
+        return f"{quoted}: a hex pattern starts with 0x, 0x{clip(text)}"
+    return f"{quoted}: {_EXAMPLES}"

@@ -1,0 +1,233 @@
+"""What `BitExplorer` shows, as HTML and SVG: a pattern, the exact number behind it and a format in, a string out.
+
+The bits themselves are the panel's buttons; all looks are in `looks.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from html import escape
+
+from amp_course.bits.formats import FORMATS, FloatFormat
+from amp_course.bits.looks import TINT
+from amp_course.bits.nearest import Exact, Nearest, exact_value, is_finite, is_nan, nearest
+from amp_course.bits.numerals import DIGITS, decimal_text, full_text, number_text, short_text, signed
+from amp_course.bits.parse import hex_text
+from amp_course.bits.scalar import Fields, kind, neighbours, split, ulp
+from amp_course.kit import svg
+from amp_course.kit.style import FIELDS, FORMAT_COLOURS
+
+_SHOWN_BITS = 19  # longer significands are not written out a second time
+_LINE_WIDTH, _LINE_HEIGHT, _REACH = 640, 100, 235  # pixels; _REACH: from the value to the farther neighbour
+_FORMULA = "(−1)<sup>s</sup> · 2<sup>e − bias</sup> · 1.m"
+
+
+def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
+    """Return all that stands below the bits: the value, the formula, the neighbours, and the table of all formats."""
+    return (
+        f'<div class="amp-bits-view">{headline(pattern, fmt)}{formula(pattern, fmt)}'
+        f"{number_line(pattern, fmt, exact)}{table(exact, fmt)}</div>"
+    )
+
+
+def headline(pattern: int, fmt: FloatFormat) -> str:
+    """Return the value in large type, its class, its hex pattern, its ulp, and its last digit where that is cut."""
+    value, what = exact_value(pattern, fmt), kind(pattern, fmt)
+    facts = [("class", what), ("hex", f"<code>{hex_text(pattern, fmt)}</code>")]
+    if is_finite(value):
+        facts.append(("ulp", number_text(Fraction(ulp(float(value), fmt)), 5)))
+        if full_text(value) not in number_text(value):
+            facts.append(("in full", full_text(value)))
+    cells = " ".join(f"<span><i>{name}</i> <b>{text}</b></span>" for name, text in facts)
+    return f'<div class="amp-value">{number_text(value)}</div><div class="amp-facts">{cells}</div>'
+
+
+def formula(pattern: int, fmt: FloatFormat) -> str:
+    """Return the pattern's fields, one column each, from bits to a number; for inf and NaN, what makes them so."""
+    fields, what, width = split(pattern, fmt), kind(pattern, fmt), fmt.significand_bits
+    long = width > _SHOWN_BITS
+    digits = f"{width} bits" if long else f"{fields.significand:0{width}b}"
+    read = [
+        f"{fields.exponent:0{fmt.exponent_bits}b} = {fields.exponent}",
+        f"{digits} = {fields.significand}" if width else "–",
+    ]
+    rows = [
+        _row("", ["sign s", "exponent e", "significand m"], "th"),
+        _row("bits", [str(fields.sign), *read]),
+    ]
+    if what in ("infinity", "NaN"):
+        return f"<table class='amp-fields'>{''.join(rows)}</table><p>{_special_reason(fields, fmt)}</p>"
+    hidden, field = (1, fields.exponent) if fields.exponent else (0, 1)
+    over = f"2<sup>{width}</sup>" if long else str(2**width)
+    fraction = f"({hidden} + {fields.significand}/{over})" if width else str(hidden)
+    scaled, is_all = decimal_text(hidden + Fraction(fields.significand, 2**width), DIGITS)
+    value = number_text(exact_value(pattern, fmt))
+    end = value if value.startswith("≈") else f"= {value}"
+    number = [
+        "−1" if fields.sign else "+1",
+        f"2<sup>{signed(field - fmt.bias)}</sup>",
+        scaled if is_all else f"≈ {scaled}",
+    ]
+    rows += [
+        _row("formula", [f"(−1)<sup>{fields.sign}</sup>", f"2<sup>{field} − {signed(fmt.bias)}</sup>", fraction]),
+        _row("number", number, end="" if long else end),
+    ]
+    if long:
+        rows.append(f"<tr><th scope='row'>value</th><td colspan='6' class='amp-end'>{end}</td></tr>")
+    return f"<table class='amp-fields'>{''.join(rows)}</table><p>{_reading(what, fmt)}</p>"
+
+
+def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
+    """Return a picture of the value between its neighbours, of all that rounds to it, and of the exact number there."""
+    value = exact_value(pattern, fmt)
+    if not is_finite(value):
+        return ""
+    here, unit = Fraction(value), Fraction(ulp(float(value), fmt))
+    below, above = (_exact(number) for number in neighbours(pattern, fmt))
+    low = Fraction(below) if is_finite(below) else here - unit
+    high = Fraction(above) if is_finite(above) else here + unit
+    reach, y = max(high - here, here - low), 52
+
+    def x(number: Fraction) -> float:
+        return _LINE_WIDTH / 2 + _REACH * float((number - here) / reach)
+
+    left = x((low + here) / 2) if not is_nan(below) else 10  # without inf, all that lies beyond comes back to the end
+    right = x((here + high) / 2) if not is_nan(above) else _LINE_WIDTH - 10
+    shade = FIELDS["significand"][0] + TINT
+    parts = [svg.box(left, y - 9, right - left, 18, shade), svg.line(10, y, _LINE_WIDTH - 10, y)]
+    for tick, end, name in ((x(low), below, "previous"), (x(high), above, "next")):
+        if not is_nan(end):
+            parts += [
+                svg.line(tick, y - 9, tick, y + 9),
+                svg.text(tick, y + 27, short_text(end), anchor="middle"),
+                svg.text(tick, y + 42, name, anchor="middle", fill=svg.FAINT, size=11),
+            ]
+    parts += [
+        svg.line(x(here), y - 13, x(here), y + 13, stroke=svg.INK, width=2.5),
+        svg.text(x(here), y + 28, short_text(value), anchor="middle", size=13, bold=True),
+    ]
+    if is_finite(exact) and exact != value:
+        if low <= exact <= high:
+            spot, anchor, name, arrow = x(Fraction(exact)), "middle", short_text(exact), "▼"
+        elif exact > high:
+            spot, anchor, name, arrow = _LINE_WIDTH - 12, "end", f"{short_text(exact)}, far off", "►"
+        else:
+            spot, anchor, name, arrow = 12, "start", f"{short_text(exact)}, far off", "◄"
+        parts += [
+            svg.text(spot, y - 28, name, anchor=anchor),
+            svg.text(spot, y - 13, arrow, anchor=anchor, fill=FIELDS["sign"][0], size=13),
+        ]
+    label = f"{short_text(value)} between {short_text(below)} and {short_text(above)}"
+    arrow = " &nbsp;▼ the exact number" if exact != value and low <= exact <= high else ""
+    caption = f"<p>shaded: all that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
+    return svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label) + caption
+
+
+def table(exact: Exact, current: FloatFormat) -> str:
+    """Return the table of what every format, and the current one, makes of an exact number."""
+    known = FORMATS if any(fmt.name == current.name for fmt in FORMATS) else (*FORMATS, current)
+    rows = "".join(_format_row(nearest(exact, fmt), fmt.name == current.name) for fmt in known)
+    heads = "".join(
+        f"<th scope='col'{extra}>{head}</th>"
+        for head, extra in (
+            ("format", ""),
+            ("bits", " class='amp-hex'"),
+            (f"{number_text(exact)} becomes", ""),
+            ("error", ""),
+            ("relative error", ""),
+            ("", ""),
+        )
+    )
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
+    return f"<table class='amp-formats'>{body}</table>"
+
+
+def rounding_note(found: Nearest) -> str:
+    """Say in a sentence what became of a number: "2049 is not in fp16: rounded to 2048, 1 too small." and why."""
+    name, fmt = number_text(found.exact), escape(found.fmt.name)
+    value, largest = number_text(found.value), number_text(Fraction(found.fmt.max))
+    if found.fate == "exact":
+        return f"{name} is in {fmt}{' exactly' if is_finite(found.exact) else ''}."
+    if found.fate in ("infinity", "largest"):
+        past = f"{name} is past the largest number of {fmt}, {'−' if _negative(found.exact) else ''}{largest}"
+        return f"{past}{', and there is no inf' if found.fate == 'largest' else ''}: it becomes <b>{value}</b>."
+    even = " (half-way between two: the even pattern wins)" if found.tie else ""
+    if found.fate == "zero":
+        smallest = short_text(Fraction(found.fmt.smallest_subnormal))
+        return (
+            f"{name} is too close to 0 for {fmt}, whose smallest number is {smallest}: rounded to <b>{value}</b>{even}."
+        )
+    error = found.error or Fraction(0)
+    size = "too large" if error > 0 else "too small"
+    return f"{name} is not in {fmt}: rounded to <b>{value}</b>, {_small(abs(error))} {size}{even}."
+
+
+def _format_row(found: Nearest, is_current: bool) -> str:
+    fmt = found.fmt
+    colour = FORMAT_COLOURS.get(fmt.name, svg.FAINT)
+    error, relative = found.error, found.relative
+    word = {"exact": "exact", "zero": "lost", "infinity": "overflow", "largest": "overflow", "none": "no NaN"}
+    words = [word[found.fate]] if found.fate in word else []
+    if found.pattern is not None and kind(found.pattern, fmt) == "subnormal":
+        words.append("subnormal")
+    if found.tie:
+        words.append("tie")
+    cells = [
+        f"<th scope='row'><i style='background:{colour}'></i>{'▸ ' if is_current else ''}{escape(fmt.name)}</th>",
+        f"<td class='amp-hex'><code>{'–' if found.pattern is None else hex_text(found.pattern, fmt)}</code></td>",
+        f"<td>{'–' if found.pattern is None else number_text(found.value)}</td>",
+        f"<td>{'0' if error == 0 else '–' if error is None else ('+' if error > 0 else '') + _small(error)}</td>",
+        f"<td>{'0' if error == 0 else '–' if relative is None else _percent(relative)}</td>",
+        f"<td>{', '.join(words)}</td>",
+    ]
+    return f"<tr{' class=amp-current' if is_current else ''}>{''.join(cells)}</tr>"
+
+
+def _row(name: str, cells: list[str], tag: str = "td", end: str = "") -> str:
+    marked = [
+        f"<{tag}><span class='amp-{field}'>{cell}</span></{tag}>" for field, cell in zip(FIELDS, cells, strict=True)
+    ]
+    times = "<td>·</td>" if name in ("formula", "number") else "<td></td>"
+    return f"<tr><th scope='row'>{name}</th>{times.join(marked)}<td class='amp-end'>{end}</td></tr>"
+
+
+def _reading(what: str, fmt: FloatFormat) -> str:
+    if what == "normal":
+        return f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
+    why = "an exponent field of 0 is read as 1, and nothing is hidden before the point"
+    return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + ("" if what == "zero" else ", so fewer digits count")
+
+
+def _special_reason(fields: Fields, fmt: FloatFormat) -> str:
+    if fmt.specials == "fn":
+        return (
+            "All bits of exponent and significand are ones: that is NaN, not a number. All other patterns are numbers."
+        )
+    if fields.significand == 0:
+        last, start = Fraction(fmt.max), Fraction(fmt.max) + Fraction(ulp(fmt.max, fmt)) / 2
+        return (
+            "All exponent bits are ones and no significand bit is: infinity. In size, its neighbour is "
+            f"{number_text(last)}; {number_text(start)} and all beyond become infinity."
+        )
+    return (
+        "All exponent bits are ones and some significand bit is: NaN, not a number. It equals nothing, not even itself."
+    )
+
+
+def _exact(value: float) -> Exact:
+    return Fraction(value) if math.isfinite(value) else value
+
+
+def _negative(value: Exact) -> bool:
+    return value < 0
+
+
+def _small(number: Fraction) -> str:
+    return decimal_text(number, 5)[0]
+
+
+def _percent(relative: Fraction) -> str:
+    if relative >= Fraction(1, 10_000):
+        return f"{decimal_text(relative * 100, 3)[0]} %"
+    return decimal_text(relative, 3)[0]

@@ -1,0 +1,341 @@
+"""BitExplorer without a browser: its controls drive it, it keeps the exact number, and it never throws."""
+
+import base64
+import math
+import random
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from amp_course.bits.formats import FORMATS, FP16
+from amp_course.bits.panel import OWN, BitExplorer
+from amp_course.bits.scalar import decode, encode
+
+
+@pytest.fixture
+def panel():
+    return BitExplorer()
+
+
+def state(panel):
+    return panel.pattern, panel.fmt, panel.exact, [bit.value for bit in panel.bits], panel.view.value
+
+
+def assert_consistent(panel):
+    assert panel.pattern == sum(1 << weight for weight, bit in enumerate(panel.bits) if bit.value)
+    assert len(panel.bits) == panel.fmt.bits and 0 <= panel.pattern < 2**panel.fmt.bits
+
+
+def test_starts_with_a_tenth_in_fp16(panel):
+    assert (panel.fmt, panel.exact, panel.pattern) == (FP16, Fraction(1, 10), 0x2E66)
+    assert panel.value == 0.0999755859375 and "0.0999755859375" in panel.view.value
+    assert "0.1 is not in fp16" in panel.message.value
+    assert_consistent(panel)
+
+
+def test_typing_a_number_rounds_it_and_says_so(panel):
+    panel.text.value = "2049"
+    assert (panel.value, panel.pattern, panel.exact) == (2048, 0x6800, 2049)
+    assert "2049 is not in fp16: rounded to <b>2048</b>, 1 too small" in panel.message.value
+    assert_consistent(panel)
+
+
+def test_typing_a_pattern_sets_the_bits(panel):
+    panel.text.value = "0xFBFF"
+    assert panel.value == -65504 == panel.exact
+    panel.text.value = "0b1"
+    assert panel.value == 2**-24
+    assert_consistent(panel)
+
+
+def test_a_change_of_format_rounds_the_typed_number_not_the_rounded_one(panel):
+    panel.text.value = "2049"
+    panel.format.value = "bf16"
+    assert panel.value == 2048 and panel.exact == 2049
+    panel.format.value = "fp32"
+    assert panel.value == 2049 and "2049 is in fp32 exactly" in panel.message.value
+    panel.format.value = "fp16"
+    assert "2049 is not in fp16: rounded to <b>2048</b>" in panel.message.value
+    assert_consistent(panel)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_every_bit_of_every_format_toggles(fmt, panel):
+    panel.format.value = fmt.name
+    for weight in range(fmt.bits):
+        before = panel.pattern
+        panel.bits[weight].value = not panel.bits[weight].value
+        assert panel.pattern == before ^ (1 << weight)
+        value = decode(panel.pattern, fmt)
+        assert panel.value == value or (math.isnan(value) and math.isnan(panel.value))
+        assert panel.message.value == ""
+        assert_consistent(panel)
+
+
+def test_after_a_toggle_the_decoded_number_is_the_exact_one(panel):
+    panel.text.value = "2049"
+    panel.bits[15].value = True
+    assert panel.exact == -2048 and panel.text.value == "-2048"
+    panel.format.value = "fp32"
+    assert panel.value == -2048
+
+
+def test_the_sign_of_zero_stays(panel):
+    panel.text.value = "0"
+    panel.bits[15].value = True
+    assert panel.text.value == "-0" and "−0" in panel.view.value
+    panel.format.value = "bf16"
+    assert panel.pattern == 0x8000
+    panel.text.value = "-0.0"
+    assert math.copysign(1, panel.value) == -1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "hello",
+        "1,5",
+        "½",
+        "0x10000",
+        "0xGG",
+        "0b2",
+        "1e9999999999",
+        "1e-999999",
+        "1/0",
+        "<script>alert(1)</script>",
+    ],
+)
+def test_what_cannot_be_read_changes_nothing_and_is_told(text, panel):
+    panel.text.value = "2049"
+    before = state(panel)
+    panel.text.value = text
+    assert state(panel) == before
+    assert "Nothing changed." in panel.message.value and panel.text.value == text
+    assert "<script" not in panel.message.value
+    panel.text.value = "1"
+    assert "Nothing changed." not in panel.message.value
+
+
+def test_numbers_past_all_formats(panel):
+    panel.text.value = "1e999"
+    assert panel.value == math.inf and "past the largest number of fp16, 65504" in panel.message.value
+    panel.format.value = "fp4 E2M1"
+    assert panel.value == 6
+    panel.text.value = "9" * 400
+    assert panel.value == 6 and panel.exact == 10**400 - 1
+    panel.text.value = "-inf"
+    assert panel.value == -6
+
+
+def test_nan_in_a_format_without_nan_is_refused_and_the_format_goes_back(panel):
+    panel.text.value = "nan"
+    before = state(panel)
+    panel.format.value = "fp6 E3M2"
+    assert state(panel) == before and panel.format.value == "fp16"
+    assert "fp6 E3M2 has no NaN" in panel.message.value
+    panel.text.value = "1"
+    panel.format.value = "fp6 E3M2"
+    for way in (lambda: panel.picks["NaN"].click(), lambda: setattr(panel.text, "value", "nan")):
+        way()
+        assert panel.value == 1 and "fp6 E3M2 has no NaN" in panel.message.value
+
+
+def test_own_widths(panel):
+    assert panel.own.layout.display == "none"
+    panel.text.value = "300"
+    panel.format.value = OWN
+    assert panel.own.layout.display == "" and panel.fmt.name == "E4M3"
+    assert panel.value == math.inf
+    panel.specials.value = "fn"
+    assert panel.value == 288
+    panel.exponent_bits.value, panel.significand_bits.value = 5, 10
+    panel.specials.value = "ieee"
+    assert panel.pattern == encode(300.0, FP16) and "E5M10" in panel.view.value
+    panel.format.value = "fp16"
+    assert panel.own.layout.display == "none" and panel.value == 300
+
+
+@pytest.mark.parametrize(
+    ("exponent_bits", "significand_bits", "specials"),
+    [
+        (0, 3, "ieee"),
+        (-5, 3, "ieee"),
+        (12, 3, "ieee"),
+        (4, 53, "ieee"),
+        (4, -1, "finite"),
+        (10**12, 3, "ieee"),
+        (4, 10**12, "ieee"),
+        (4, 0, "ieee"),
+        (11, 52, "fn"),
+    ],
+)
+def test_own_widths_out_of_range_are_told(exponent_bits, significand_bits, specials, panel):
+    panel.format.value = OWN
+    panel.specials.value = specials
+    panel.exponent_bits.value = exponent_bits
+    panel.significand_bits.value = significand_bits
+    assert "Nothing changed." in panel.message.value and "take" in panel.message.value
+    assert_consistent(panel)
+    panel.exponent_bits.value, panel.significand_bits.value = 3, 2
+    assert panel.fmt.name == "E3M2" and "Nothing changed." not in panel.message.value
+
+
+def test_previous_and_next(panel):
+    panel.text.value = "1"
+    panel.up.click()
+    assert panel.value == 1 + FP16.eps
+    panel.down.click()
+    panel.down.click()
+    assert panel.value == 1 - FP16.eps / 2
+    panel.picks["smallest"].click()
+    panel.down.click()
+    panel.down.click()
+    assert panel.value == -FP16.smallest_subnormal
+    panel.picks["inf"].click()
+    before = state(panel)
+    panel.up.click()
+    assert state(panel) == before and "step the other way" in panel.message.value
+    panel.picks["NaN"].click()
+    panel.down.click()
+    assert "NaN stands in no order" in panel.message.value
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_quick_picks(fmt, panel):
+    panel.format.value = fmt.name
+    expected = {"1": 1, "largest": fmt.max, "smallest normal": fmt.smallest_normal, "smallest": fmt.smallest_subnormal}
+    for name, value in expected.items():
+        panel.picks[name].click()
+        assert panel.value == value == float(panel.exact)
+        text = panel.text.value
+        panel.picks["0.1"].click()
+        panel.text.value = text  # what stands in the field can be typed
+        assert panel.value == value
+    panel.picks["0.1"].click()
+    assert panel.exact == Fraction(1, 10) and panel.text.value == "0.1"
+    panel.picks["inf"].click()
+    assert panel.value == (math.inf if fmt.specials == "ieee" else fmt.max)
+
+
+def test_bits_have_names_and_places(panel):
+    names = [bit.description for bit in panel.bits]
+    assert names[15] == "bit 15: sign" and names[14] == "bit 14: exponent, counts 16"
+    assert names[9] == "bit 9: significand, counts 2⁻¹" and names[0] == "bit 0: significand, counts 2⁻¹⁰"
+    assert [bit.tooltip for bit in panel.bits] == names
+    panel.format.value = "fp8 E4M3"
+    assert [bit.description for bit in panel.bits][7] == "bit 7: sign"
+    shown = [bit for group in panel.field.children for nibble in group.children[1].children for bit in nibble.children]
+    assert shown == panel.bits[::-1]
+    assert [group.children[0].value for group in panel.field.children] == [
+        "<b>s</b> sign",
+        "<b>e</b> exponent, 4 bits",
+        "<b>m</b> significand, 3 bits",
+    ]
+
+
+def test_buttons_are_made_once_and_only_when_needed(panel):
+    assert len(panel._made) == 16
+    first = panel.bits[0]
+    panel.format.value = "fp64"
+    assert len(panel._made) == 64 and panel.bits[0] is first
+    panel.format.value = "fp16"
+    panel.format.value = "fp64"
+    assert len(panel._made) == 64
+
+
+def test_a_toggle_sends_only_what_changed(panel):
+    panel.format.value = "fp64"
+    panel.text.value = "1.5"
+    sent = []
+    for weight, bit in enumerate(panel.bits):
+        bit.observe(lambda change, weight=weight: sent.append(weight), "value")
+    panel.bits[51].value = False
+    assert sent == [51]
+
+
+def test_a_page_without_a_kernel_gets_a_picture(panel):
+    bundle = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == "BitExplorer()"
+    for text in ("nan", "-inf", "0"):
+        panel.text.value = text
+        assert panel.still().axes
+    panel.format.value = "fp64"
+    assert panel.still().axes
+
+
+def test_the_picture_shows_each_bit_and_the_value(panel):
+    (axis,) = panel.still().axes
+    assert "".join(text.get_text() for text in axis.texts if text.get_text() in "01") == f"{0x2E66:016b}"
+    letters = [text.get_text() for text in axis.texts if text.get_text() in "sem"]
+    assert letters == ["s"] + ["e"] * 5 + ["m"] * 10
+    assert axis.get_title(loc="left") == "fp16  0x2E66  = 0.0999755859375"
+    assert "(−1)⁰ · 2⁻⁴ · (1 + 614 / 1024)" in [text.get_text() for text in axis.texts]
+
+
+def test_controls_have_names_and_explanations(panel):
+    controls = [
+        panel.format,
+        panel.text,
+        panel.exponent_bits,
+        panel.significand_bits,
+        panel.specials,
+        panel.up,
+        panel.down,
+    ]
+    for control in [*controls, *panel.picks.values(), *panel.bits]:
+        assert control.description and control.tooltip
+
+
+events = st.one_of(
+    st.tuples(
+        st.just("text"), st.one_of(st.text(max_size=12), st.floats().map(repr), st.sampled_from(["0xFF", "nan"]))
+    ),
+    st.tuples(st.just("format"), st.sampled_from([*(fmt.name for fmt in FORMATS), OWN])),
+    st.tuples(st.just("bit"), st.integers(0, 63)),
+    st.tuples(st.just("pick"), st.sampled_from(["1", "0.1", "largest", "smallest normal", "smallest", "inf", "NaN"])),
+    st.tuples(st.just("widths"), st.tuples(st.integers(-1, 13), st.integers(-1, 54))),
+    st.tuples(st.just("specials"), st.sampled_from(["ieee", "fn", "finite"])),
+    st.tuples(st.just("step"), st.booleans()),
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.lists(events, max_size=12))
+def test_no_sequence_of_events_throws_or_contradicts_itself(sequence):
+    panel = BitExplorer()
+    for name, what in sequence:
+        if name == "text":
+            panel.text.value = what
+        elif name == "format":
+            panel.format.value = what
+        elif name == "bit":
+            bit = panel.bits[what % len(panel.bits)]
+            bit.value = not bit.value
+        elif name == "pick":
+            panel.picks[what].click()
+        elif name == "widths":
+            panel.exponent_bits.value, panel.significand_bits.value = what
+        elif name == "specials":
+            panel.specials.value = what
+        else:
+            (panel.up if what else panel.down).click()
+        assert_consistent(panel)
+        assert panel.exact != panel.exact or encode(panel.exact, panel.fmt) == panel.pattern
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp64"])
+def test_a_click_is_answered_within_50_ms(name, panel):
+    panel.format.value = name
+    draw, seconds = random.Random(0), []
+    for _ in range(200):
+        bit = draw.choice(panel.bits)
+        began = time.perf_counter()
+        bit.value = not bit.value
+        seconds.append(time.perf_counter() - began)
+    assert sorted(seconds)[189] < 0.05

@@ -1,0 +1,97 @@
+"""Chapter 01 in a real browser: run it, turn bits by mouse and by keyboard, type numbers good and bad."""
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.notebook import cell_with, errors, open_notebook, picture, run_all, use_theme
+
+
+def bit(panel, weight):
+    """The button of a bit; a screen reader hears its digit and its place."""
+    return panel.get_by_role("button", name=re.compile(rf"\bbit {weight}: "))
+
+
+def digits(panel, count):
+    """What the bits say, from the sign on."""
+    names = [bit(panel, weight).evaluate("e => getComputedStyle(e, '::before').content[1]") for weight in range(count)]
+    return "".join(reversed(names))
+
+
+def choose_format(panel, name):
+    select = panel.get_by_role("combobox").first
+    select.select_option(label=select.locator("option", has_text=f"{name} (").inner_text())
+
+
+def test_bits_chapter_runs_and_its_panel_answers(lab, page, screenshots):
+    open_notebook(page, lab.url("notebooks/01_bits.ipynb"))
+    seconds = run_all(page)
+    print(f"01: Run All in {seconds:.1f} s")
+    expect(errors(page)).to_have_count(0)
+
+    panel = cell_with(page, "BitExplorer()").locator(".amp-bits")
+    value, status = panel.locator(".amp-value"), panel.get_by_role("status")
+    expect(value).to_have_text("0.0999755859375")
+    assert digits(panel, 16) == "0010111001100110"
+
+    # The sign by mouse, the highest exponent bit by keyboard: Tab from the sign, then Space.
+    bit(panel, 15).click()
+    expect(value).to_have_text("−0.0999755859375")
+    bit(panel, 15).focus()
+    page.keyboard.press("Tab")
+    expect(bit(panel, 14)).to_be_focused()
+    page.keyboard.press("Space")
+    expect(value).to_have_text("−6552")
+    page.keyboard.press("Enter")
+    expect(value).to_have_text("−0.0999755859375")
+    assert digits(panel, 16) == "1010111001100110"
+    expect(bit(panel, 15)).to_have_attribute("title", "bit 15: sign")
+
+    text = panel.get_by_role("textbox").first
+    text.fill("2049")
+    text.press("Enter")
+    expect(value).to_have_text("2048")
+    expect(status).to_contain_text("2049 is not in fp16: rounded to 2048, 1 too small")
+    expect(panel.get_by_role("row", name="fp32")).to_contain_text("exact")
+    panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "01_bits_window.png"))
+
+    text.fill("1,5")
+    text.press("Enter")
+    expect(status).to_contain_text("Nothing changed. “1,5” is no number: write the decimal point as a point, 1.5")
+    expect(value).to_have_text("2048")
+
+    text.fill("2049")
+    text.press("Enter")
+    choose_format(panel, "fp32")
+    expect(status).to_contain_text("2049 is in fp32 exactly")
+    expect(value).to_have_text("2049")
+
+
+def test_64_bits_stay_within_the_panel_at_any_width_and_theme(lab, page, screenshots):
+    open_notebook(page, lab.url("notebooks/01_bits.ipynb"))
+    run_all(page)
+    panel = cell_with(page, "BitExplorer()").locator(".amp-bits")
+    for width in (1500, 1000):
+        picture(page, screenshots / f"01_bits_{width}.png", width)
+    choose_format(panel, "fp64")
+    expect(bit(panel, 63)).to_be_visible()
+    for width in (1500, 1000):
+        page.set_viewport_size({"width": width, "height": 1000})
+        panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
+        page.wait_for_timeout(500)
+        frame = panel.bounding_box()
+        for weight in (63, 52, 51, 24, 0):
+            box = bit(panel, weight).bounding_box()
+            assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"], (width, weight)
+        clipped = "e => e.scrollWidth > e.clientWidth + 1"
+        assert not panel.locator(".amp-bits-view").evaluate(clipped), f"a table is cut at {width} pixels"
+        page.screenshot(path=str(screenshots / f"01_bits_fp64_{width}.png"))
+    use_theme(page, "JupyterLab Dark")
+    for width in (1500, 1000):
+        picture(page, screenshots / f"01_bits_dark_{width}.png", width)
+    page.set_viewport_size({"width": 1500, "height": 1000})
+    panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "01_bits_dark_window.png"))
