@@ -1,0 +1,164 @@
+"""The figures of chapter 02. They take numbers that were computed, and compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from amp_course.bits.formats import FloatFormat
+from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.style import ZONES as LOOKS
+from amp_course.underflow.views import percent
+from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
+
+_FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32"))
+# A colour and a linestyle for each curve of a figure, in the order in which they are given.
+_TOTALS = ((_FP16, "--"), (_BF16, "-."), (_FP32, "-"))
+_WAYS = ((_FP16, "--"), (INK, "-."), ("#CC79A7", "-"), (_FP32, ":"))
+_PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-"), (_BF16, ":"))
+_SEEN = 0.005  # of a layer's tallest bar: what is lower than that need not be in the picture
+
+
+def gradient_figure(
+    layers: Mapping[str, ZoneHistogram], fmt: FloatFormat, formats: Sequence[FloatFormat], head: str
+) -> Figure:
+    """Draw a histogram over exponents for each layer, by zone of `fmt`, above strips with the zones of some formats.
+
+    layers: name of the layer → its numbers, sorted by the zones of `fmt`
+    """
+    rows = len(layers)
+    figure, (axis, strips) = new_figure(
+        7.6,
+        1.6 + 0.27 * rows + 0.2 * len(formats),
+        rows=2,
+        sharex=True,
+        height_ratios=[0.27 * rows, 0.2 * len(formats)],
+    )
+    for row, histogram in enumerate(layers.values()):
+        _stack(axis, histogram, bottom=float(rows - 1 - row), tall=0.92)
+        axis.axhline(rows - 1 - row, color=FAINT, lw=0.4)
+        axis.text(
+            1.01, rows - 0.7 - row, percent(histogram.share("lost")), transform=axis.get_yaxis_transform(), fontsize=8
+        )
+    axis.text(1.01, rows + 0.15, "lost", transform=axis.get_yaxis_transform(), fontsize=8, color=FAINT)
+    axis.set_yticks([rows - 0.6 - row for row in range(rows)], list(layers), fontsize=8)
+    axis.tick_params(axis="x", length=0)
+    axis.set_xlim(min(edges(fmt)[0], *map(_lowest, layers.values())) - 2, edges(fmt)[2] + 3)
+    axis.set_ylim(0, rows + 0.1)
+    _zone_strips(strips, formats)
+    figure.legend(handles=_legend(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    title(axis, head, f"how many of each size, by what becomes of them in {fmt.name}")
+    return figure
+
+
+def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
+    """Draw one histogram over exponents by zone of a format, with the share of each zone."""
+    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2])
+    _stack(axis, histogram, bottom=0.0, tall=1.0)
+    axis.set_yticks([])
+    axis.tick_params(axis="x", length=0)
+    axis.set_ylim(0, 1.05)
+    below, _, above = edges(fmt)
+    low, high = min(histogram.exponents, default=0), max(histogram.exponents, default=0)
+    axis.set_xlim(min(low, below) - 3, max(high, above) + 4)
+    _zone_strips(strip, [fmt])
+    handles = _legend({zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES})
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    title(axis, f"What becomes of these numbers in {fmt.name}", "how many of each size")
+    return figure
+
+
+def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
+    """Draw totals as they grow: name → the total after each addition, beside the exact ones."""
+    figure, axis = new_figure(7.2, 3.0)
+    axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
+    for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
+        axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
+        axis.text(len(values) * 1.01, values[-1], f"{values[-1]:,.0f}", color=colour, fontsize=8, va="center")
+    axis.set_xlim(0, 1.1 * len(exact))
+    axis.set_xlabel("numbers added", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    title(axis, "Totals that stand still", "the running total of ones")
+    return figure
+
+
+def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw relative errors against the number of terms, both on log scales: name → one for each size, 0 left out."""
+    figure, axis = new_figure(7.2, 3.2)
+    for (name, values), (colour, style) in zip(errors.items(), _WAYS, strict=False):
+        shown = [value or math.nan for value in values]  # an error of 0 has no place on a log scale
+        axis.plot(sizes, shown, color=colour, ls=style, lw=1.6, marker="o", ms=3, label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("numbers added", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    title(axis, "Four ways to add", "relative error of the sum, log scale")
+    return figure
+
+
+def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
+    """Draw a weight after each update: name → its values, beside what exact arithmetic gives."""
+    figure, axis = new_figure(7.2, 3.0)
+    axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
+    for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
+        axis.step(range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name)
+    axis.ticklabel_format(axis="y", useOffset=False)
+    axis.set_xlabel("updates", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    title(axis, "A weight that cannot move", "the weight after each update")
+    return figure
+
+
+def _lowest(histogram: ZoneHistogram) -> int:
+    """Return the lowest exponent whose bar can be seen."""
+    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
+    seen = zip(histogram.exponents, heights, strict=True)
+    return min((exponent for exponent, height in seen if height >= _SEEN * max(heights)), default=0)
+
+
+def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> None:
+    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
+    unit = tall / max([*heights, 1])
+    base = [bottom] * len(heights)
+    for zone in ZONES:
+        colour, hatch = LOOKS[zone]
+        sizes = [count * unit for count in histogram.counts[zone]]
+        axis.bar(
+            histogram.exponents,
+            sizes,
+            bottom=base,
+            width=1,
+            align="edge",
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            lw=0.4,
+        )
+        base = [under + size for under, size in zip(base, sizes, strict=True)]
+
+
+def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
+    """Draw a strip for each format, cut where its zones begin, under an axis of exponents whose limits are set."""
+    left, right = axis.get_xlim()
+    for row, fmt in enumerate(reversed(formats)):
+        ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]
+        for zone, (start, stop) in zip(ZONES, pairwise(ends), strict=True):
+            colour, hatch = LOOKS[zone]
+            axis.barh(row, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white", lw=0)
+    axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
+    axis.xaxis.set_major_formatter(lambda exponent, _: f"$2^{{{exponent:.0f}}}$")
+    axis.set_xlabel("size of the number", fontsize=8)
+
+
+def _legend(names: Mapping[str, str] | None = None) -> list[Patch]:
+    return [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=(names or {}).get(zone, zone))
+        for zone, (colour, hatch) in LOOKS.items()
+    ]

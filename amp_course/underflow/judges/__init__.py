@@ -1,0 +1,1 @@
+"""How the exercises of chapter 02 are judged."""

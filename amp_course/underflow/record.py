@@ -1,0 +1,94 @@
+"""Record the gradients of any model, layer by layer, as `backward()` makes them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_ROOT = "(model)"  # the name of the model itself, among those of its layers
+
+
+class GradientRecorder:
+    """A `with` block in which every backward pass leaves copies of its gradients.
+
+    with GradientRecorder(model) as recorder:
+        loss_fn(model(x), y).backward()
+    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they came
+    recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the layer's output
+
+    A layer is a module without modules in it, or one that owns parameters; they stand in the order of the model. Several
+    backward passes are joined. The copies take as many bytes as the gradients, on the same device: open the block around a
+    few steps, not around a training. The model's results and gradients are not changed.
+
+    Raises ValueError for a model in which nothing needs a gradient.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                f"no parameter of this {type(model).__name__} needs a gradient: there is nothing to record. Is it frozen?"
+            )
+        self._layers = {
+            name or _ROOT: module
+            for name, module in model.named_modules()
+            if not list(module.children()) or list(module.parameters(recurse=False))
+        }
+        self._of_weights: dict[str, list[Tensor]] = {}
+        self._of_outputs: dict[str, list[Tensor]] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        seen: set[int] = set()
+        for name, layer in self._layers.items():
+            self._handles.append(layer.register_forward_hook(self._watch_output(name)))
+            for parameter in layer.parameters(recurse=False):
+                if parameter.requires_grad and id(parameter) not in seen:  # a tied weight counts where it stands first
+                    seen.add(id(parameter))
+                    self._handles.append(parameter.register_hook(_keep(self._of_weights.setdefault(name, []))))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The gradients of each layer's parameters, flattened: {name: (n,)}. ValueError if no backward pass ran."""
+        return self._joined(self._of_weights)
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The gradients of each layer's output, flattened: {name: (n,)}. ValueError if no backward pass ran."""
+        return self._joined(self._of_outputs)
+
+    def _watch_output(self, name: str) -> Any:
+        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    # A hook on the tensor, not on the module: those forbid to change the output in place afterwards.
+                    self._handles.append(leaf.register_hook(_keep(self._of_outputs.setdefault(name, []))))
+
+        return hook
+
+    def _joined(self, found: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+        joined = {name: torch.cat(found[name]) for name in self._layers if found.get(name)}
+        if not joined:
+            raise ValueError(
+                "nothing was recorded: call the model and `backward()` inside of `with GradientRecorder(model):`"
+            )
+        return joined
+
+
+def _keep(into: list[Tensor]) -> Any:
+    def hook(gradient: Tensor) -> None:
+        dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+        into.append(dense.detach().flatten().clone())
+
+    return hook

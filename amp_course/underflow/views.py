@@ -1,0 +1,122 @@
+"""Draw what `RangeExplorer` shows, as HTML: percentages in words, and a histogram over exponents as SVG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_course.bits.formats import FloatFormat
+from amp_course.bits.numerals import raised
+from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
+from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
+
+_WIDTH, _LEFT, _RIGHT = 880, 20, 860
+_TOP, _FLOOR, _HEIGHT = 26, 236, 308
+_NARROW = (-48, 24)  # the exponents that the picture shows at least
+
+
+def range_view(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
+    """Return the panel's HTML: one swatch with its percentage for each zone, and the histogram under it."""
+    return f"{shares_line(histogram)}{_picture(histogram, fmt)}"
+
+
+def shares_line(histogram: ZoneHistogram) -> str:
+    """Return the zones with their percentages: "lost 12.3 % · subnormal …", each behind its swatch."""
+    shares = "".join(
+        f'<span style="margin-right:2em;white-space:nowrap">{_swatch(zone)} {zone} '
+        f"<b>{percent(histogram.share(zone))}</b></span>"
+        for zone in ZONES
+    )
+    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{shares}</div>'
+
+
+def percent(share: float) -> str:
+    """Return a share in words, never 0 or 100 for what is not: 0.00001 → "< 0.1 %"."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    if 0.999 < share < 1:
+        return "> 99.9 %"
+    return f"{share * 100:.1f} %"
+
+
+def _swatch(zone: str) -> str:
+    colour, hatch = LOOKS[zone]
+    mark = box(0, 0, 16, 12, colour, hatch=hatch)
+    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The exponents that the picture shows, from `low` up to `high`."""
+
+    low: int
+    high: int
+
+    @property
+    def wide(self) -> float:
+        """The width of one exponent, in pixels."""
+        return (_RIGHT - _LEFT) / (self.high - self.low)
+
+    def x(self, exponent: float) -> float:
+        """Return where an exponent stands; what is outside stands at the end."""
+        return _LEFT + (min(max(exponent, self.low), self.high) - self.low) * self.wide
+
+
+def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
+    limits = edges(fmt)
+    axis = _Axis(min(_NARROW[0], int(limits[0]) - 12), max(_NARROW[1], int(limits[2]) + 12))
+    return picture(
+        _WIDTH,
+        _HEIGHT,
+        *_bars(histogram, axis),
+        line(_LEFT, _FLOOR, _RIGHT, _FLOOR, stroke=INK),
+        *_strip(limits, axis),
+        *_ticks(axis),
+        label="histogram over exponents: " + ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES),
+    )
+
+
+def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
+    """Stack each exponent's zones; what lies outside of the picture stands in its first and last bar."""
+    columns: dict[int, dict[str, int]] = {}
+    for zone in ZONES:
+        for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):
+            if count:
+                column = columns.setdefault(min(max(exponent, axis.low), axis.high - 1), dict.fromkeys(ZONES, 0))
+                column[zone] += count
+    tallest = max((sum(column.values()) for column in columns.values()), default=1)
+    parts = []
+    for exponent, column in columns.items():
+        base = float(_FLOOR)
+        for zone, count in column.items():
+            height = count / tallest * (_FLOOR - _TOP)
+            colour, hatch = LOOKS[zone]
+            tip = f"2{raised(exponent)} to 2{raised(exponent + 1)}: {count:,} {zone}"
+            width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
+            if count:
+                parts.append(box(axis.x(exponent), base - height, width, height, colour, hatch=hatch, tip=tip))
+            base -= height
+    return parts
+
+
+def _strip(limits: tuple[float, float, float], axis: _Axis) -> list[str]:
+    """Draw where the zones lie: a strip under the histogram, names above it, and a line up from each edge."""
+    cuts = [axis.x(limit) for limit in limits]
+    parts = []
+    for zone, left, right in zip(ZONES, [_LEFT, *cuts], [*cuts, _RIGHT], strict=True):
+        colour, hatch = LOOKS[zone]
+        parts.append(box(left, _FLOOR + 4, right - left, 10, colour, hatch=hatch, tip=zone))
+        if right - left > 8 * len(zone):  # else the name would run into the next
+            parts.append(text((left + right) / 2, _TOP - 12, zone, anchor="middle", fill=FAINT))
+    return parts + [line(cut, _TOP - 6, cut, _FLOOR + 14, dash="4 3") for cut in cuts]
+
+
+def _ticks(axis: _Axis) -> list[str]:
+    step = next(step for step in (8, 32, 256) if (axis.high - axis.low) / step <= 12)
+    parts = []
+    for exponent in range(-(-axis.low // step) * step, axis.high + 1, step):
+        at = axis.x(exponent)
+        parts.append(line(at, _FLOOR + 14, at, _FLOOR + 19, stroke=GRID))
+        parts.append(text(at, _FLOOR + 34, f"2{raised(exponent)}", anchor="middle"))
+    middle = (_LEFT + _RIGHT) / 2
+    return [*parts, text(middle, _FLOOR + 58, "size of the number, after scaling", anchor="middle", fill=FAINT)]

@@ -1,0 +1,150 @@
+"""Sort a tensor's numbers by what becomes of them in a format: lost, subnormal, normal, overflow.
+
+A number's zone is decided by rounding it, not by comparing it with a limit: half of the smallest subnormal is lost, and a
+little more than half is rounded up and lives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amp_course.bits.formats import FloatFormat
+from amp_course.bits.rounding import round_to, work_dtype
+
+ZONES = ("lost", "subnormal", "normal", "overflow")
+_NONE = -1  # a zero or NaN: in no zone
+
+
+@dataclass(frozen=True)
+class ZoneFractions:
+    """What becomes of a tensor's numbers in a format.
+
+    lost, subnormal, normal, overflow: fractions, from 0 to 1, of the numbers that were neither 0 nor NaN before; they add
+             up to 1, or are all 0 if there was no such number
+    counted: how many numbers that were
+    zeros:   how many were 0 before: rounding loses nothing there
+    nans:    how many were NaN before
+    """
+
+    lost: float
+    subnormal: float
+    normal: float
+    overflow: float
+    counted: int
+    zeros: int
+    nans: int
+
+
+def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneFractions:
+    """Say what fraction of a tensor, times a loss scale, each zone of a format gets.
+
+    tensor:     any shape, any floating dtype; float64 is rounded exactly
+    loss_scale: what the numbers are multiplied by first, as the scaler does with gradients
+
+    `lost` is rounded to 0. `subnormal` and `normal` go by the number that comes out. `overflow` is rounded past the largest
+    number, whatever the format makes of it then (inf, or the largest number again); inf is counted there too.
+
+    Raises TypeError for a tensor that is not of real floating-point numbers; ValueError for an empty one, for one of
+    nothing but NaN, for a loss scale that is not positive and finite.
+    Example: zone_fractions(torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5]), FP16) → a quarter each, zeros=1
+    """
+    zones = zones_of(tensor, fmt, loss_scale)
+    if zones.numel() == 0:
+        raise ValueError("the tensor is empty: it has no numbers to sort. Was its gradient ever computed?")
+    nans = int(tensor.isnan().sum())
+    if nans == tensor.numel():
+        raise ValueError(
+            "the tensor holds nothing but NaN: look for the op that made it, there is no range to see here"
+        )
+    counts = torch.bincount(zones.flatten().long() + 1, minlength=len(ZONES) + 1).tolist()
+    counted = sum(counts[1:])
+    lost, subnormal, normal, overflow = (count / max(counted, 1) for count in counts[1:])
+    return ZoneFractions(lost, subnormal, normal, overflow, counted, counts[0] - nans, nans)
+
+
+def zones_of(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> Tensor:
+    """Return the zone of each number as its place in `ZONES`: int8 of the tensor's shape, −1 for zero and NaN.
+
+    Raises TypeError and ValueError for tensors and scales as `zone_fractions` does, but takes an empty tensor, or NaN alone.
+    Example: zones_of(torch.tensor([1e-8, 0.0, 1.0]), FP16) → tensor([0, -1, 2])
+    """
+    if not (math.isfinite(loss_scale) and loss_scale > 0):
+        raise ValueError(f"the loss scale is {loss_scale}: a scale is positive and finite, such as 2.0**16")
+    dtype = work_dtype(tensor, fmt)
+    numbers = tensor.detach().to(dtype)
+    absent = (numbers == 0) | numbers.isnan()
+    scaled = numbers.abs().masked_fill_(absent, 1.0) * loss_scale
+    rounded = round_to(scaled, fmt)
+    zones = torch.full_like(rounded, ZONES.index("normal"), dtype=torch.int8)
+    zones[rounded < fmt.smallest_normal] = ZONES.index("subnormal")
+    zones[rounded == 0] = ZONES.index("lost")
+    zones[_overflows(scaled, rounded, fmt)] = ZONES.index("overflow")
+    return zones.masked_fill_(absent, _NONE)
+
+
+def _overflows(scaled: Tensor, rounded: Tensor, fmt: FloatFormat) -> Tensor:
+    if fmt.specials == "ieee":
+        return rounded.isinf()
+    # The others give their largest number instead of inf: compare with the middle of the step that would come next.
+    step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
+    middle = fmt.max + step / 2
+    return scaled >= middle if fmt.max / step % 2 else scaled > middle  # a tie goes to the even one
+
+
+@dataclass(frozen=True)
+class ZoneHistogram:
+    """How many numbers lie in each binade, by zone.
+
+    exponents: e stands for the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in a row
+    counts:    zone → one count for each exponent
+    infinite:  numbers that are inf, and so in no binade
+    """
+
+    exponents: tuple[int, ...]
+    counts: dict[str, tuple[int, ...]]
+    infinite: int
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are."""
+        return sum(map(sum, self.counts.values())) + self.infinite
+
+    def share(self, zone: str) -> float:
+        """Return the fraction of the numbers that a zone has, as `zone_fractions` does."""
+        count = sum(self.counts[zone]) + (self.infinite if zone == "overflow" else 0)
+        return count / max(self.total, 1)
+
+
+def edges(fmt: FloatFormat) -> tuple[float, float, float]:
+    """Return where subnormal, normal and overflow begin, as powers of two: FP16 → (−25.0, −14.0, 16.0), rounded.
+
+    A number at or below the first is lost; the second and third are half a step too high, which no picture shows.
+    """
+    first = fmt.min_exponent - fmt.significand_bits - 1
+    return float(first), float(fmt.min_exponent), math.log2(fmt.max)
+
+
+def zone_histogram(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneHistogram:
+    """Count a tensor's numbers, times a loss scale, by exponent and zone. Zeros and NaN are left out.
+
+    Raises as `zones_of` does.
+    Example: zone_histogram(torch.tensor([1.0, 1.5, 2.0]), FP16).counts["normal"] → (2, 1)
+    """
+    zones = zones_of(tensor, fmt, loss_scale)
+    scaled = tensor.detach().to(work_dtype(tensor, fmt)) * loss_scale
+    there = (zones != _NONE) & scaled.isfinite() & (scaled != 0)
+    infinite = int((zones != _NONE).sum() - there.sum())
+    exponents = torch.frexp(scaled[there]).exponent.long() - 1  # frexp's fraction lies in [1/2, 1)
+    if exponents.numel() == 0:
+        return ZoneHistogram((), {zone: () for zone in ZONES}, infinite)
+    low, high = int(exponents.min()), int(exponents.max())
+    width = high - low + 1
+    places = zones[there].long() * width + (exponents - low)
+    table = torch.bincount(places, minlength=len(ZONES) * width).view(len(ZONES), width).tolist()
+    return ZoneHistogram(
+        tuple(range(low, high + 1)), {zone: tuple(row) for zone, row in zip(ZONES, table, strict=True)}, infinite
+    )
