@@ -1,0 +1,56 @@
+"""Bias attention by distance (ALiBi): the right way, and the ways in which a low format takes neighbours for one another.
+
+The bias of a key is −slope · distance: zero for the token itself, lower the further back it stands.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from amp_course.bits.formats import FloatFormat
+from amp_course.bits.rounding import round_to
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return the slope of each head, (heads,) float32: 8 → 1/2, 1/4, … 1/256.
+
+    For a power of two, the geometric sequence from 2^(−8/heads) with that ratio. For other numbers, that of the power
+    of two below, then every second slope of the one above.
+
+    Raises ValueError for fewer than one head.
+    Source: Press et al. 2022 (arXiv:2108.12409), section 3, and the authors' code for other numbers.
+    """
+    if heads < 1:
+        raise ValueError(f"{heads} heads have no slopes: pass at least 1")
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (heads - power), 2)]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
+def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return −slope · (query − key), (heads, queries, keys) float32; exact for slopes that are powers of two.
+
+    slopes (heads,); queries and keys: positions, (queries,) and (keys,) integers
+    The distance is taken between integers, so that only one product is rounded. Where a key comes after its query the
+    bias is positive: causal attention masks those.
+
+    Raises TypeError for positions that are no integers.
+    """
+    for positions in (queries, keys):
+        if positions.is_floating_point():
+            raise TypeError(f"positions are integers, and these are {positions.dtype}: pass torch.arange(n)")
+    distance = queries[:, None] - keys[None, :]
+    return -slopes.float()[:, None, None] * distance
+
+
+def bias_from_cast_ids(slopes: Tensor, queries: Tensor, keys: Tensor, fmt: FloatFormat) -> Tensor:
+    """Return the bias with position ids rounded before they are subtracted: the fault. Shapes as `alibi_bias`."""
+    distance = round_to(queries.float(), fmt)[:, None] - round_to(keys.float(), fmt)[None, :]
+    return -slopes.float()[:, None, None] * distance
+
+
+def attention_to_last(bias: Tensor) -> Tensor:
+    """Return the weights of equal keys under a bias, softmax over the last dimension: what the bias alone prefers."""
+    return torch.softmax(bias, dim=-1)

@@ -1,0 +1,172 @@
+"""The figures of chapter 03. They take data that was computed, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+from amp_course.positions.sharing import Run, Sharing
+
+_ALONE, _SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
+_WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
+
+
+def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
+    """Draw the number of distinct ids over the context length, one line a format: {"bf16": [(512, 385), …]}."""
+    figure, axis = new_figure(7.2, 3.4)
+    heights: list[float] = []
+    for name, points in sorted(counts.items(), key=lambda item: -item[1][-1][1]):
+        lengths, distinct = zip(*points, strict=True)
+        axis.plot(lengths, distinct, color=FORMAT_COLOURS[name], ls=FORMAT_LINES[name], lw=2)
+        label = (
+            distinct[-1] if not heights else min(distinct[-1], heights[-1] / 1.9)
+        )  # from the top down, none on another
+        heights.append(label)
+        axis.text(lengths[-1] * 1.15, label, f"{name}: {distinct[-1]:,}", fontsize=8, va="center")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xlim(right=lengths[-1] * 12)
+    axis.set_xticks([2**power for power in range(4, 20, 2)], [f"{2**power:,}" for power in range(4, 20, 2)])
+    axis.set_yticks([2**power for power in range(4, 20, 4)], [f"{2**power:,}" for power in range(4, 20, 4)])
+    axis.minorticks_off()
+    axis.set_xlabel("tokens in the context", fontsize=8)
+    title(axis, "Distinct position ids", "both axes in powers of two; each line ends with its count")
+    return figure
+
+
+def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
+    """Draw tokens in a row, one strip a name; a box is one id, as wide as the tokens that share it."""
+    figure, axes = new_figure(7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False)
+    for axis, (name, runs) in zip(axes[:, 0], strips.items(), strict=True):
+        _strip(axis, runs)
+        axis.set_title(name, loc="left", fontsize=9, color=INK)
+    return figure
+
+
+def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figure:
+    """Draw angle errors by position and channel pair, one map a name: {"position ids cast": (n, channels) radians}."""
+    figure, axes = new_figure(7.6, 4.6, columns=2, rows=(len(errors) + 1) // 2, sharex=True, sharey=True, squeeze=False)
+    for axis, (name, error) in zip(axes.flat, errors.items(), strict=True):
+        image = axis.imshow(
+            error.T.numpy().clip(1e-4),
+            aspect="auto",
+            interpolation="nearest",
+            cmap="viridis",
+            norm=LogNorm(1e-4, np.pi),
+            extent=(0, last_position, error.shape[1] - 0.5, -0.5),
+        )
+        axis.set_title(f"{name}: up to {error.max().item():.2g}", loc="left", fontsize=9, color=INK)
+    for axis in axes[-1]:
+        axis.set_xlabel("position", fontsize=8)
+    for row in axes:
+        row[0].set_ylabel("channel pair", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, shrink=0.9)
+    bar.set_label("error of the turn, radians (log scale)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: int) -> Figure:
+    """Draw q·k of one query and key at a fixed offset over where the pair stands, one small axis a name; the right one last."""
+    figure, axes = new_figure(7.6, 4.0, columns=2, rows=(len(scores) + 1) // 2, sharex=True, sharey=True, squeeze=False)
+    for number, (axis, (name, values)) in enumerate(zip(axes.flat, scores.items(), strict=True), 1):
+        axis.plot(starts, values, ".", ms=2, color=_RIGHT if number == len(scores) else _WRONG)
+        spread = (values.max() - values.min()).item()
+        axis.set_title(f"{name}: spread {spread:.2g}", loc="left", fontsize=9, color=INK)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"position of the key; the query stands {offset} further on", fontsize=8)
+    for row in axes:
+        row[0].set_ylabel("score", fontsize=8)
+    return figure
+
+
+def alibi_figure(keys: Tensor, wrong: tuple[str, Tensor], right: tuple[str, Tensor]) -> Figure:
+    """Draw the ALiBi bias of the last keys, as the last query sees them: keys (n,), and two named biases (n,)."""
+    figure, axis = new_figure(7.2, 2.6)
+    for (name, bias), colour, style, marker in ((right, _RIGHT, "-", "."), (wrong, _WRONG, "--", "s")):
+        axis.plot(keys, bias, ls=style, lw=1.2, marker=marker, ms=4, color=colour, label=name)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.set_xlabel("key", fontsize=8)
+    axis.legend(fontsize=8, frameon=False)
+    title(axis, "ALiBi bias of the last keys", "what is added to the score of each; a straight line if it is right")
+    return figure
+
+
+def cliff_figure(
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], chance: float, marks: Sequence[int]
+) -> Figure:
+    """Draw accuracy over position, one line a seed, for each name: {"fp32 ids": [[(16, 1.0), (48, 1.0), …], …]}.
+
+    chance: the accuracy of a guess; marks: positions to mark, such as the first collision
+    """
+    figure, axis = new_figure(7.2, 3.4)
+    for (name, seeds), (colour, style, marker) in zip(
+        curves.items(), ((COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")), strict=True
+    ):
+        for number, points in enumerate(seeds):
+            positions, accuracies = zip(*points, strict=True)
+            axis.plot(
+                positions,
+                accuracies,
+                ls=style,
+                marker=marker,
+                ms=4,
+                lw=1.2,
+                color=colour,
+                label=f"{name}, {len(seeds)} seeds" if number == 0 else None,
+            )
+    for mark in marks:
+        axis.axvline(mark, color=FAINT, lw=0.8, ls=":")
+        axis.text(mark + 4, 1.04, f"{mark:,}", fontsize=8, color=FAINT)
+    axis.axhline(chance, color=FAINT, lw=0.8)
+    axis.text(0, chance + 0.015, "a guess", fontsize=8, color=FAINT)
+    axis.set_ylim(0, 1.1)
+    axis.set_xlabel("position", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(0, 0.45))
+    title(axis, "Accuracy by position", "share of tokens repeated rightly, in bins of 32 positions")
+    return figure
+
+
+def sharing_figure(shown: Sharing) -> Figure:
+    """Draw what `CollisionExplorer` shows: the last tokens with their ids, and RoPE's two similarity maps."""
+    figure, axes = new_figure(7.2, 4.9, rows=2, height_ratios=[1, 3.6])
+    _strip(axes[0], shown.runs)
+    under = f"{shown.distinct:,} ids for {shown.n:,} tokens; the last {shown.n - shown.start} are shown"
+    title(axes[0], f"Ids in {shown.fmt.name}", under)
+    cell = axes[1].get_subplotspec().subgridspec(1, 2)
+    axes[1].remove()
+    low = float(np.nanmin(shown.right.numpy()))
+    pairs = (("with exact ids", shown.right), (f"with ids in {shown.fmt.name}", shown.rounded))
+    for number, (name, values) in enumerate(pairs):
+        axis = figure.add_subplot(cell[number])
+        axis.set_facecolor("#969696")  # what shows where an id is inf
+        image = axis.imshow(values.numpy(), cmap="viridis", vmin=low, vmax=1, interpolation="nearest")
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_title(f"RoPE’s similarity {name}", loc="left", fontsize=9, color=INK)
+    figure.colorbar(image, ax=figure.axes[1:], shrink=0.8).ax.tick_params(labelsize=8)
+    return figure
+
+
+def _strip(axis: Any, runs: Sequence[Run]) -> None:
+    """Draw runs as boxes with their ids under them."""
+    for run in runs:
+        colour, hatch = _SHARED if run.count > 1 else _ALONE
+        axis.bar(
+            run.start, 1, width=run.count, align="edge", color=colour, hatch=hatch, edgecolor="white", linewidth=1.2
+        )
+    middles = [run.start + run.count / 2 for run in runs]
+    names = [f"{run.value:,g}" if run.value % 1 else f"{run.value:,.0f}" for run in runs]
+    many = len(runs) > 12
+    axis.set_xticks(middles, names, fontsize=8, rotation=60 if many else 0, ha="right" if many else "center")
+    axis.tick_params(axis="x", length=0)
+    axis.set_yticks([])
+    axis.set_xlim(runs[0].start, runs[-1].start + runs[-1].count)
+    for side in ("left", "bottom"):
+        axis.spines[side].set_visible(False)

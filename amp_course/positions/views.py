@@ -1,0 +1,143 @@
+"""Draw what `CollisionExplorer` shows, as HTML: the counts, a strip of tokens with their ids, RoPE's similarity maps."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+from html import escape
+
+import numpy as np
+from matplotlib import colormaps
+from PIL import Image
+from torch import Tensor
+
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
+from amp_course.positions.sharing import Run, Sharing
+
+ALONE, SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
+_WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 880, 8, 22, 26, 118
+_NO_VALUE, _GREY = 255, (150, 150, 150)
+_EVERY = 8  # tokens between two position labels
+
+
+def collision_view(shown: Sharing) -> str:
+    """Return the panel's HTML: counts, strip, and the two maps side by side with their scale."""
+    low = round(float(np.nanmin(shown.right.numpy())), 2)
+    maps = (
+        ("with exact ids", shown.right),
+        (f"with ids in {shown.fmt.name}", shown.rounded),
+    )
+    pictures = "".join(_map(name, values, low) for name, values in maps)
+    return (
+        f'<div style="color:{INK}">{counts_line(shown)}{strip(shown)}'
+        f'<div style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size {shown.head_size}, base '
+        f"{shown.base:g}: how alike the same vector is at two positions{_verdict(shown)}</div>"
+        f'<div style="display:flex;flex-wrap:wrap;gap:12px 28px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
+    )
+
+
+def counts_line(shown: Sharing) -> str:
+    """Return the counts in words: "385 ids for 512 tokens · first collision at token 257 · …"."""
+    parts = [f"<b>{shown.distinct:,}</b> ids for <b>{shown.n:,}</b> tokens"]
+    if shown.first_collision < shown.n:
+        parts.append(f"first collision at token <b>{shown.first_collision:,}</b>")
+        parts.append(f"at most <b>{shown.most_sharing:,}</b> tokens share one id")
+    else:
+        parts.append(f"no collision; the first would be at token {shown.first_collision:,}")
+    if shown.first_past_range is not None and shown.first_past_range < shown.n:
+        parts.append(f"<b>inf</b> from token {shown.first_past_range:,} on")
+    items = "".join(f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts)
+    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px;line-height:1.5">{items}</div>'
+
+
+def strip(shown: Sharing) -> str:
+    """Return the last tokens as SVG: their positions above, and under them one box for each id, as wide as its tokens."""
+    wide = (_WIDTH - 2 * _LEFT) / (shown.n - shown.start)
+    parts = [_position(token, shown.start, wide) for token in range(shown.start, shown.n)]
+    for run in shown.runs:
+        parts.append(_run(run, shown.start, wide))
+    label = f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: {len(shown.runs)} different ones"
+    caption = (
+        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box is one id: '
+        f"{_swatch(ALONE)} of one token, {_swatch(SHARED)} shared; under it the id’s value</div>"
+    )
+    return caption + picture(_WIDTH, _HEIGHT, *parts, label=label)
+
+
+def id_text(value: float) -> str:
+    """Write an id: 4096.0 → "4,096", 7.5 → "7.5", inf → "inf"."""
+    return f"{value:,.0f}" if math.isinf(value) or value == int(value) else f"{value:,g}"
+
+
+def _position(token: int, start: int, wide: float) -> str:
+    x = _LEFT + (token - start) * wide
+    tick = line(x, _TOP - 4, x, _TOP, stroke=GRID)
+    if token % _EVERY:
+        return tick
+    return line(x, _TOP - 7, x, _TOP, stroke=FAINT) + text(x + 2, _TOP - 8, f"{token:,}", size=11, fill=FAINT)
+
+
+def _run(run: Run, start: int, wide: float) -> str:
+    x, width = _LEFT + (run.start - start) * wide, run.count * wide
+    colour, hatch = SHARED if run.count > 1 else ALONE
+    name = id_text(run.value)
+    tokens = f"tokens {run.start:,} to {run.start + run.count - 1:,}" if run.count > 1 else f"token {run.start:,}"
+    place = f"translate({x + width / 2 + 3:.1f} {_TOP + _TALL + 12}) rotate(-45)"
+    return (
+        box(x + 1, _TOP, max(width - 2, 1), _TALL, colour, hatch=hatch, tip=f"{tokens}: id {name}")
+        + f'<g transform="{place}">{text(0, 0, name, size=11, anchor="end")}</g>'
+    )
+
+
+def _swatch(look: tuple[str, str]) -> str:
+    mark = box(0, 0, 16, 12, look[0], hatch=look[1])
+    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
+
+
+def _verdict(shown: Sharing) -> str:
+    error = shown.largest_error
+    if math.isnan(error):
+        return ". <b>Where an id is inf there is no angle, and the map is grey.</b>"
+    if error == 0:
+        return ": the maps are equal."
+    return f". Largest error among these: <b>{error:.2f}</b>."
+
+
+def _map(name: str, values: Tensor, low: float) -> str:
+    return (
+        f'<figure style="margin:0"><img alt="similarity map {escape(name)}" src="{map_uri(values, low)}" '
+        'style="width:250px;height:250px;image-rendering:pixelated;display:block">'
+        f'<figcaption style="margin-top:2px">{escape(name)}</figcaption></figure>'
+    )
+
+
+def map_uri(values: Tensor, low: float) -> str:
+    """Return a square map (w, w) as the data URI of a small PNG: `low` is dark, 1 bright, NaN grey."""
+    array = values.numpy()
+    span = max(1.0 - low, 1e-6)
+    levels = np.clip(np.nan_to_num((array - low) / span) * (_NO_VALUE - 1), 0, _NO_VALUE - 1)
+    pixels = np.where(np.isnan(array), _NO_VALUE, np.rint(levels)).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    image.putpalette(_palette())
+    file = io.BytesIO()
+    image.save(file, "png")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@functools.cache
+def _palette() -> bytes:
+    colours = colormaps["viridis"](np.linspace(0, 1, _NO_VALUE))[:, :3]
+    return (colours * 255).round().astype(np.uint8).tobytes() + bytes(_GREY)
+
+
+def _scale(low: float) -> str:
+    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[:_NO_VALUE:32]
+    stops = ", ".join(f"rgb({red},{green},{blue})" for red, green, blue in colours)
+    return (
+        '<div style="display:flex;gap:6px;height:250px;margin-bottom:1.6em" aria-hidden="true">'
+        f'<div style="width:14px;background:linear-gradient(to top, {stops})"></div>'
+        '<div style="display:flex;flex-direction:column;justify-content:space-between">'
+        f"<span>1</span><span>{low:g}</span></div></div>"
+    )
