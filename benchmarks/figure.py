@@ -14,11 +14,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amp_course.kit.measure import seconds_text
 from amp_course.kit.style import COLOURS, HATCHES, INK, new_figure, title
 from amp_course.loop.recipe import RECIPES
 from benchmarks.in_turn import RESULTS
 from benchmarks.peers import LABELS
+from benchmarks.tables import heading, steps_text, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: written by benchmarks/figure.py -->", "<!-- end of results -->"
@@ -49,7 +49,7 @@ def peers_figure(records: Sequence[dict[str, Any]]) -> Figure:
             row[0].set_ylabel(record["machine"]["device_name"], fontsize=8, color=INK, labelpad=8)
     figure.supxlabel(
         "Bars: speed over that of the course's loop in fp32 on the same machine. Lines: quartiles over the rounds.\n"
-        + "\n".join(f"Measured on {_heading(record)}." for record in records),
+        + "\n".join(f"Measured on {heading(record)}." for record in records),
         fontsize=7.5,
         color=INK,
     )
@@ -75,7 +75,7 @@ def _draw(axis: Any, found: dict[str, Any]) -> None:
             )
             axis.plot([times["q1"], times["q3"]], [place, place], color=INK, lw=1.2, solid_capstyle="butt")
             axis.annotate(
-                f"{times['median']:.2f}×  {_steps(speed)} steps/s",
+                f"{times['median']:.2f}×  {steps_text(speed)} steps/s",
                 (max(times["q3"], times["median"]), place),
                 xytext=(4, 0),
                 textcoords="offset points",
@@ -112,63 +112,6 @@ def _ticks(longest: float) -> Any:
     return MultipleLocator(0.5 if longest < 3 else 1 if longest < 8 else 2)
 
 
-def _steps(speed: float) -> str:
-    return f"{speed:.0f}" if speed >= 99.5 else f"{speed:.1f}"
-
-
-def _machine(record: dict[str, Any]) -> str:
-    machine, threads = record["machine"], record["settings"]["threads"]
-    cpu = f"{threads} thread{'s' if threads > 1 else ''}"
-    how = f"CUDA {machine['cuda_version']}" if machine["cuda_version"] and machine["device"] != "cpu" else cpu
-    return f"{machine['device_name']}, {how}, torch {machine['torch_version'].partition('+')[0]}"
-
-
-def tables(peers: Sequence[dict[str, Any]], timers: Sequence[dict[str, Any]]) -> str:
-    """Return the records as Markdown."""
-    lines = []
-    for record in peers:
-        lines += [
-            f"**Loops**, {_heading(record)}. Steps per second; the ratio's quartiles in brackets.",
-            "",
-            "| workload | recipe | course | Accelerate | Fabric | course / better peer | AMP / fp32, course |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for found in record["workloads"].values():
-            for recipe, values in found["recipes"].items():
-                speeds = [_steps(values["sides"][name]["steps_per_second"]["median"]) for name in LABELS]
-                ratio, gain = values["ratio"], values["over_fp32_course"]["course"]["median"]
-                cells = [found["title"], RECIPES[recipe].label, *speeds, _with_quartiles(ratio, ".3f")]
-                lines.append("| " + " | ".join([*cells, "–" if recipe == "fp32" else f"{gain:.2f}"]) + " |")
-        lines += [*(f"\nLeft out: {why}." for why in record["left_out"].values()), ""]
-    for record in timers:
-        clock = seconds_text(record["start_stop_seconds"]["median"])
-        lines += [
-            f"**Measuring**, {_heading(record)}. StepTimer's start and stop together take {clock}.",
-            "",
-            "| workload | recipe | bare step | clock and logs, end to end | as on a tiny net | the clock alone "
-            "| counting bytes, once |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for found in record["workloads"].values():
-            for recipe, values in found["recipes"].items():
-                step = values["bare_seconds_per_step"]["median"]
-                extra = values["defaults"]["extra_seconds"]["median"]
-                cells = [found["title"], RECIPES[recipe].label, seconds_text(step)]
-                cells += [_with_quartiles(values["cost"], "+.2%"), f"{values['overhead_share_of_step']:.2%}"]
-                cells += [f"{values['start_stop_share_of_step']:.3%}"]
-                lines.append("| " + " | ".join([*cells, f"{extra * 1e3:.0f} ms, {extra / step:.1f} steps"]) + " |")
-        lines.append("")
-    return "\n".join(lines).strip()
-
-
-def _heading(record: dict[str, Any]) -> str:
-    return f"{_machine(record)}, {record['date'][:10]}"
-
-
-def _with_quartiles(values: dict[str, float], form: str) -> str:
-    return f"{values['median']:{form}} ({values['q1']:{form}} to {values['q3']:{form}})"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figure and write the tables; return 1 if there is no record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -176,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", type=Path, default=ROOT / "docs" / "images" / "benchmark.png")
     parser.add_argument("--readme", type=Path, default=ROOT / "benchmarks" / "README.md")
     chosen = parser.parse_args(argv)
-    peers, timers = newest(chosen.results, "peers"), newest(chosen.results, "timer")
+    records = {name: newest(chosen.results, name) for name in ("peers", "timer", "rounding", "panels")}
+    peers = records["peers"]
     if not peers:
         print(f"no record of peers in {chosen.results}: run python -m benchmarks.peers first", file=sys.stderr)
         return 1
@@ -188,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not found or not ended:
         print(f"{chosen.readme} has no place for the tables: it needs the lines\n{BEGIN}\n{END}", file=sys.stderr)
         return 1
-    chosen.readme.write_text(f"{before}{BEGIN}\n\n{tables(peers, timers)}\n\n{END}{after}")
+    chosen.readme.write_text(f"{before}{BEGIN}\n\n{tables(records)}\n\n{END}{after}")
     print(f"written: {chosen.image}, {chosen.readme}")
     return 0
 

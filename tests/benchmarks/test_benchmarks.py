@@ -66,3 +66,15 @@ def test_peers_train_alike_and_are_drawn(results: Path, tmp_path: Path) -> None:
     run("figure", "--results", results, "--image", image, "--readme", readme)
     assert image.stat().st_size > 10_000
     assert readme.read_text().count("| AMP bf16 |") >= 2
+
+
+def test_rounding_agrees_with_its_peers(results: Path) -> None:
+    pytest.importorskip("gfloat", reason='needs pip install -e ".[peers]"')
+    assert "gfloat on torch" in run("rounding", *SMALL, "--out", results)
+    (path,) = results.glob("rounding-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert list(found) == ["fp16", "bf16", "fp8 E5M2", "fp8 E4M3"]
+    for values in found.values():
+        assert values["same_results"]
+        assert values["best_gfloat"] in values["course_over"]
+        assert set(values["course_over"]["torch cast"]) == SPREAD

@@ -1,0 +1,121 @@
+"""Write the records of the benchmarks as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from amp_course.kit.measure import seconds_text
+from amp_course.loop.recipe import RECIPES
+from benchmarks.peers import LABELS
+
+
+def steps_text(speed: float) -> str:
+    """Return steps per second to three figures: 66.7, 127."""
+    return f"{speed:.0f}" if speed >= 99.5 else f"{speed:.1f}"
+
+
+def _machine(record: dict[str, Any]) -> str:
+    machine, threads = record["machine"], record["settings"]["threads"]
+    cpu = f"{threads} thread{'s' if threads > 1 else ''}"
+    how = f"CUDA {machine['cuda_version']}" if machine["cuda_version"] and machine["device"] != "cpu" else cpu
+    return f"{machine['device_name']}, {how}, torch {machine['torch_version'].partition('+')[0]}"
+
+
+def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """Return the records of each benchmark as Markdown."""
+    parts = {"peers": _peers, "timer": _timer, "rounding": _rounding, "panels": _panels}
+    return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
+
+
+def _peers(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Loops**, {heading(record)}. Steps per second; the ratio's quartiles in brackets.",
+            "",
+            "| workload | recipe | course | Accelerate | Fabric | course / better peer | AMP / fp32, course |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for found in record["workloads"].values():
+            for recipe, values in found["recipes"].items():
+                speeds = [steps_text(values["sides"][name]["steps_per_second"]["median"]) for name in LABELS]
+                ratio, gain = values["ratio"], values["over_fp32_course"]["course"]["median"]
+                cells = [found["title"], RECIPES[recipe].label, *speeds, _with_quartiles(ratio, ".3f")]
+                lines.append("| " + " | ".join([*cells, "–" if recipe == "fp32" else f"{gain:.2f}"]) + " |")
+        lines += [*(f"\nLeft out: {why}." for why in record["left_out"].values()), ""]
+    return lines
+
+
+def _timer(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        clock = seconds_text(record["start_stop_seconds"]["median"])
+        lines += [
+            f"**Measuring**, {heading(record)}. StepTimer's start and stop together take {clock}.",
+            "",
+            "| workload | recipe | bare step | clock and logs, end to end | as on a tiny net | the clock alone "
+            "| counting bytes, once |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for found in record["workloads"].values():
+            for recipe, values in found["recipes"].items():
+                step = values["bare_seconds_per_step"]["median"]
+                extra = values["defaults"]["extra_seconds"]["median"]
+                cells = [found["title"], RECIPES[recipe].label, seconds_text(step)]
+                cells += [_with_quartiles(values["cost"], "+.2%"), f"{values['overhead_share_of_step']:.2%}"]
+                cells += [f"{values['start_stop_share_of_step']:.3%}"]
+                lines.append("| " + " | ".join([*cells, f"{extra * 1e3:.0f} ms, {extra / step:.1f} steps"]) + " |")
+        lines.append("")
+    return lines
+
+
+def _rounding(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Rounding**, {heading(record)}. {next(iter(record['workloads'].values()))['numbers']:,} float32 numbers; all "
+            "sides gave the same results to the last bit. Above 1 the course is the faster one; quartiles in brackets.",
+            "",
+            "| format | `round_to` | course / torch's cast | course / ml_dtypes (fp16: numpy) "
+            "| course / gfloat, the faster way |",
+            "|---|---|---|---|---|",
+        ]
+        for fmt, found in record["workloads"].items():
+            ratios = found["course_over"]
+            cast = next(name for name in ratios if name in ("ml_dtypes", "numpy cast"))
+            cells = [fmt, seconds_text(found["seconds"]["course"]["median"])]
+            cells += [_with_quartiles(ratios[name], ".2f") for name in ("torch cast", cast, found["best_gfloat"])]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def _panels(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Panels**, {heading(record)}. From a control's event to the new view, in milliseconds.",
+            "",
+            "| panel | events | median | 95th percentile | aim |",
+            "|---|---|---|---|---|",
+        ]
+        for name, found in record["workloads"].items():
+            cells = [
+                f"{found['events']}",
+                f"{found['median_ms']:.1f}",
+                f"{found['p95_ms']:.1f}",
+                f"≤ {found['limit_ms']:g}",
+            ]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def heading(record: dict[str, Any]) -> str:
+    """Say where and when a record was made."""
+    return f"{_machine(record)}, {record['date'][:10]}"
+
+
+def _with_quartiles(values: dict[str, float], form: str) -> str:
+    return f"{values['median']:{form}} ({values['q1']:{form}} to {values['q3']:{form}})"
