@@ -35,7 +35,7 @@ class CollisionExplorer(Panel):
         self.format = widgets.Dropdown(
             options=[(fmt.name, fmt) for fmt in FORMATS],
             value=BF16,
-            description="format of the ids",
+            description="id format",
             style=WIDE,
             layout=_NARROW,
             tooltip="what the position ids are rounded to",

@@ -17,7 +17,7 @@ from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
 from amp_course.positions.sharing import Run, Sharing
 
 ALONE, SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
-_WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 880, 8, 22, 26, 118
+_WIDTH, _LEFT, _TOP, _TALL, _HEIGHT = 680, 8, 22, 26, 118
 _NO_VALUE, _GREY = 255, (150, 150, 150)
 _EVERY = 8  # tokens between two position labels
 
@@ -31,10 +31,10 @@ def collision_view(shown: Sharing) -> str:
     )
     pictures = "".join(_map(name, values, low) for name, values in maps)
     return (
-        f'<div style="color:{INK}">{counts_line(shown)}{strip(shown)}'
+        f'<div style="color:{INK};line-height:1.5">{counts_line(shown)}{strip(shown)}'
         f'<div style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size {shown.head_size}, base '
         f"{shown.base:g}: how alike the same vector is at two positions{_verdict(shown)}</div>"
-        f'<div style="display:flex;flex-wrap:wrap;gap:12px 28px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:12px 20px;align-items:flex-end">{pictures}{_scale(low)}</div></div>'
     )
 
 
@@ -48,8 +48,8 @@ def counts_line(shown: Sharing) -> str:
         parts.append(f"no collision; the first would be at token {shown.first_collision:,}")
     if shown.first_past_range is not None and shown.first_past_range < shown.n:
         parts.append(f"<b>inf</b> from token {shown.first_past_range:,} on")
-    items = "".join(f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts)
-    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px;line-height:1.5">{items}</div>'
+    items = " ".join(f'<span style="margin-right:1.8em;white-space:nowrap">{part}</span>' for part in parts)
+    return f'<div role="status" aria-live="polite" style="margin:2px 0 6px">{items}</div>'
 
 
 def strip(shown: Sharing) -> str:
@@ -108,7 +108,7 @@ def _verdict(shown: Sharing) -> str:
 def _map(name: str, values: Tensor, low: float) -> str:
     return (
         f'<figure style="margin:0"><img alt="similarity map {escape(name)}" src="{map_uri(values, low)}" '
-        'style="width:250px;height:250px;image-rendering:pixelated;display:block">'
+        'style="width:220px;height:220px;image-rendering:pixelated;display:block">'
         f'<figcaption style="margin-top:2px">{escape(name)}</figcaption></figure>'
     )
 
@@ -133,10 +133,10 @@ def _palette() -> bytes:
 
 
 def _scale(low: float) -> str:
-    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[:_NO_VALUE:32]
+    colours = np.frombuffer(_palette(), np.uint8).reshape(-1, 3)[np.linspace(0, _NO_VALUE - 1, 9).astype(int)]
     stops = ", ".join(f"rgb({red},{green},{blue})" for red, green, blue in colours)
     return (
-        '<div style="display:flex;gap:6px;height:250px;margin-bottom:1.6em" aria-hidden="true">'
+        '<div style="display:flex;gap:6px;height:220px;margin-bottom:1.6em" aria-hidden="true">'
         f'<div style="width:14px;background:linear-gradient(to top, {stops})"></div>'
         '<div style="display:flex;flex-direction:column;justify-content:space-between">'
         f"<span>1</span><span>{low:g}</span></div></div>"

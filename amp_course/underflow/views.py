@@ -10,7 +10,7 @@ from amp_course.kit.style import ZONES as LOOKS
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
-_WIDTH, _LEFT, _RIGHT = 880, 20, 860
+_WIDTH, _LEFT, _RIGHT = 660, 16, 644
 _TOP, _FLOOR, _HEIGHT = 26, 236, 308
 _NARROW = (-48, 24)  # the exponents that the picture shows at least
 

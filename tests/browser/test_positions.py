@@ -1,0 +1,81 @@
+"""Chapter 03 in a real browser: run it, and let its panel count collisions, by menu, by keyboard, typed well and badly."""
+
+from playwright.sync_api import expect
+
+from tests.browser.notebook import cell_with, errors, open_notebook, picture, run_all, use_theme
+
+
+def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
+    open_notebook(page, lab.url("notebooks/03_positions.ipynb"))
+    seconds = run_all(page)
+    print(f"03: Run All in {seconds:.1f} s")
+    expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
+    expect(errors(page)).to_contain_text("Expected tensor for argument #1 'indices'")
+
+    panel = cell_with(page, "CollisionExplorer()")
+    counts = panel.get_by_role("status").filter(has_text=" ids for ")
+    message = panel.get_by_role("status").filter(has_text="Nothing changed")
+    chosen = panel.get_by_role("combobox")
+    length, base, head = (panel.get_by_role("textbox", name=name) for name in ("context length", "base", "head size"))
+    expect(counts).to_contain_text("385 ids for 512 tokens")
+    rounded = panel.get_by_role("img", name="similarity map with ids in bf16")
+    before = rounded.get_attribute("src")
+
+    # The format by keyboard alone, then from the menu.
+    chosen.focus()
+    for key in ("Space", "ArrowDown", "Enter"):  # Space opens the menu: on a closed one, arrows move from cell to cell
+        page.keyboard.press(key)
+    expect(counts).to_contain_text("512 ids for 512 tokens")
+    expect(panel.get_by_role("img", name="similarity map with ids in fp16")).not_to_have_attribute("src", before)
+    chosen.select_option(label="fp8 E4M3")
+    expect(counts).to_contain_text("55 ids for 512 tokens")
+    expect(counts).to_contain_text("first collision at token 17")
+    chosen.select_option(label="bf16")
+
+    # The context: typed, doubled by button and keyboard, and typed badly.
+    length.fill("2^17")
+    length.press("Enter")
+    expect(counts).to_contain_text("1,409 ids for 131,072 tokens")
+    panel.get_by_role("button", name="× 2").focus()
+    page.keyboard.press("Space")
+    expect(counts).to_contain_text("1,537 ids for 262,144 tokens")
+    for typed, words in (
+        ("-5", "too small"),
+        ("10.5", "whole numbers"),
+        ("lots", "type a number"),
+        ("1e999", "too large"),
+    ):
+        length.fill(typed)
+        length.press("Enter")
+        expect(message).to_contain_text(words)
+        expect(counts).to_contain_text("1,537 ids for 262,144 tokens")
+    length.fill("1024")
+    length.press("Enter")
+    expect(message).to_have_count(0)
+    expect(counts).to_contain_text("513 ids for 1,024 tokens")
+    head.fill("63")
+    head.press("Enter")
+    expect(message).to_contain_text("RoPE needs an even head size")
+    head.fill("16")
+    head.press("Enter")
+    base.fill("500000")
+    base.press("Enter")
+    expect(panel).to_contain_text("head size 16, base 500000")
+    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "03_positions_window.png"))
+    for width in (1500, 1000):
+        picture(page, screenshots / f"03_positions_{width}.png", width)
+    use_theme(page, "JupyterLab Dark")
+    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "03_positions_window_dark.png"))
+    picture(page, screenshots / "03_positions_dark.png", 1500)
+
+
+def test_positions_exercises_open_unattempted(lab, page, screenshots):
+    open_notebook(page, lab.url("my_work/03_positions.ipynb"))
+    run_all(page)
+    expect(errors(page)).to_have_count(0)
+    expect(page.locator(".jp-OutputArea-output").get_by_text("Not attempted.")).to_have_count(5)
+    picture(page, screenshots / "03_exercises_1000.png", 1000)
