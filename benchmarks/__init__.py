@@ -1,1 +1,1 @@
-"""Side-by-side measurements: the course's loop beside its peers, and the cost of its measuring."""
+"""Side-by-side measurements: the loop and the rounding beside their peers, the cost of measuring, the panels."""

@@ -59,7 +59,7 @@ repair_rope = Exercise(
     name="repair_rope",
     number=3,
     title="Repair a RoPE",
-    task="The given `rope` is right for float32 outside of autocast. Make it right for float32, bf16 and fp16 x, and under "
+    task="The given RoPE is right for float32 outside of autocast. Make it right for float32, bf16 and fp16 x, and under "
     "bf16 autocast for float32 and bf16 x, at any position; the result has the dtype of x.",
     difficulty=3,
     importance=5,

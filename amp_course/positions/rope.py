@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,8 +129,9 @@ def similarity(ids: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
     cos(angle_i − angle_j). Computed in float64; ids that are inf give NaN. Raises as `Rope` does.
     """
     angles = exact_angles(ids, head_size, base)
-    cos, sin = angles.cos(), angles.sin()
-    return (cos @ cos.T + sin @ sin.T) / angles.shape[1]
+    turns = torch.cat([angles.cos(), angles.sin()], dim=1).numpy()
+    # Not a matmul: it would wake every thread for next to nothing, and on a busy machine wait for them.
+    return torch.from_numpy(np.einsum("ic,jc->ij", turns, turns)) / angles.shape[1]
 
 
 def check_head_size(head_size: Any) -> None:

@@ -25,16 +25,13 @@ POSITIONS = torch.arange(4096)
 
 
 @pytest.fixture(scope="module")
-def runs():
-    """Train as the chapter does; on one thread, which at this size costs less and minds no other program."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def runs(one_thread):
+    """Train as the chapter does."""
     ids = torch.arange(LENGTH)
     kinds = {"float32": ids.float(), "bf16": ids.bfloat16()}
     found = {name: [train_repeater(given, seed) for seed in SEEDS] for name, given in kinds.items()}
     for name, fault in (("product", "none"), ("matmul", "matmul")):
         found[name] = [train_repeater(ids, 0, Rope(64, fault=fault), autocast=torch.bfloat16)]
-    torch.set_num_threads(threads)
     return found
 
 

@@ -1,9 +1,12 @@
 """The task and the model; how well it trains stands in test_chapter.py."""
 
+import pytest
 import torch
 
 from amp_course.positions import Repeater, Rope
 from amp_course.positions.experiment import BACK, VOCAB, Trained, draw_tokens, in_bins, repeat_loss, train_repeater
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_loss_asks_for_the_token_three_back():

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import time
 
 import pytest
 import torch
@@ -145,12 +144,3 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
     bundle = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "CollisionExplorer()"
-
-
-def test_an_update_is_quick(panel):
-    taken = []
-    for number in range(60):
-        start = time.perf_counter()
-        panel.length.value = str(300 + 997 * number)
-        taken.append(time.perf_counter() - start)
-    assert sorted(taken)[len(taken) // 2] < 0.06  # the median, for this machine may be busy; the aim for p95 is 120 ms
