@@ -38,6 +38,12 @@ class ZoneFractions:
     zeros: int
     nans: int
 
+    def __str__(self) -> str:
+        """Return "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"."""
+        shares = ", ".join(f"{zone} {getattr(self, zone):.1%}" for zone in ZONES)
+        apart = ", ".join(f"{name} {count}" for name, count in (("zeros", self.zeros), ("NaN", self.nans)) if count)
+        return f"{shares}; {apart}" if apart else shares
+
 
 def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) -> ZoneFractions:
     """Say what fraction of a tensor, times a loss scale, each zone of a format gets.

@@ -70,7 +70,8 @@ def test_gradients_between_layers_die_first(gpt, cnn):
 
 def test_the_layer_that_loses_most_computes_queries_and_keys(gpt):
     lost = {name: zone_fractions(gradient, FP16).lost for name, gradient in gpt[0].outputs.items()}
-    assert max(lost, key=lost.get).endswith("qkv") and max(lost.values()) > 0.1
+    most, second = sorted(lost, key=lost.get, reverse=True)[:2]
+    assert most == "blocks.1.qkv" and lost[most] > 0.1 and lost[most] > 2 * lost[second]
 
 
 def test_bf16_loses_none_and_fp8_nearly_all_between_layers(gpt, cnn):
@@ -87,17 +88,24 @@ def test_scaling_brings_nearly_all_back(gpt):
     assert scaled.lost < bare.lost / 10 and scaled.overflow == 0
 
 
+def vanishing_share(updates, dtype, shrink):
+    vanished = moved = 0
+    for old, update in updates:
+        update = update / shrink
+        stays = old.to(dtype) + update.to(dtype) == old.to(dtype)
+        vanished += (stays & (update != 0)).sum().item()
+        moved += (update != 0).sum().item()
+    return vanished / moved
+
+
 def test_updates_vanish_in_bf16_more_than_in_fp16(gpt):
-    shares = {}
-    for dtype in (torch.float16, torch.bfloat16):
-        vanished = moved = 0
-        for old, update in gpt[1]:
-            stays = old.to(dtype) + update.to(dtype) == old.to(dtype)
-            vanished += (stays & (update != 0)).sum().item()
-            moved += (update != 0).sum().item()
-        shares[dtype] = vanished / moved
-    assert 0.005 < shares[torch.float16] < shares[torch.bfloat16] / 3
-    assert shares[torch.bfloat16] > 0.1
+    fp16, bf16 = (vanishing_share(gpt[1], dtype, 1) for dtype in (torch.float16, torch.bfloat16))
+    assert 0.005 < fp16 < bf16 / 3 and bf16 > 0.1
+
+
+def test_nearly_all_bf16_weights_stand_still_at_a_hundredth_of_the_rate(gpt):
+    assert vanishing_share(gpt[1], torch.bfloat16, 100) > 0.85
+    assert vanishing_share(gpt[1], torch.float16, 100) > 0.5
 
 
 def test_an_update_vanishes_up_to_twice_that_ratio_below_a_power_of_two():
@@ -150,7 +158,13 @@ def test_rounding_1001_costs_what_is_said():
     assert torch.tensor(1.001).bfloat16().item() == 1.0
 
 
-def test_every_step_of_plain_loops_rounds_and_torch_sums_do_not():
-    ones = torch.ones(10_000, dtype=torch.bfloat16)
-    assert ones.sum() == torch.tensor(10_000.0).bfloat16()
-    assert (torch.full((1000,), 1000.0).half().sum()).isinf()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torchs_own_reductions_accumulate_in_float32(dtype):
+    ones = torch.ones(10_000, dtype=dtype)
+    nearest = torch.tensor(10_000.0, dtype=dtype)
+    assert ones.sum() == nearest == (ones[None] @ ones[:, None]).squeeze()
+    assert ones.mean() == 1 and ones.norm() == 100
+
+
+def test_the_last_rounding_of_a_sum_overflows():
+    assert torch.full((1000,), 1000.0).half().sum().isinf()

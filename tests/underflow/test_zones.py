@@ -84,6 +84,13 @@ def test_zeros_are_counted_apart_and_inf_is_overflow():
     assert zone_fractions(torch.tensor([math.nan, 1.0]), f.FP16).normal == 1.0
 
 
+def test_printed_in_words():
+    x = torch.tensor([0.0, 1e-8, 1e-5, 1.0, 1e5])
+    assert str(zone_fractions(x, f.FP16)) == "lost 25.0%, subnormal 25.0%, normal 25.0%, overflow 25.0%; zeros 1"
+    assert str(zone_fractions(torch.tensor([1.0, math.nan]), f.FP16)).endswith("overflow 0.0%; NaN 1")
+    assert str(zone_fractions(torch.tensor([1.0]), f.FP16)).endswith("overflow 0.0%")
+
+
 def test_all_zeros_lose_nothing():
     found = zone_fractions(torch.zeros(5), f.FP16)
     assert (found.lost, found.normal, found.counted, found.zeros) == (0.0, 0.0, 0, 5)
