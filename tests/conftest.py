@@ -1,4 +1,4 @@
-"""Set up the test run: the reader's copies and progress are not the tests' to touch."""
+"""Set up the test run: the reader's copies and progress are not the tests' to touch. List what wrong answers were told."""
 
 import atexit
 import os
@@ -9,3 +9,22 @@ import tempfile
 _scratch = tempfile.mkdtemp(prefix="amp_course_work_")
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 os.environ["AMP_COURSE_WORK"] = os.path.join(_scratch, "my_work")
+
+DIAGNOSIS = "diagnosis"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tests leave their diagnoses as properties of their reports, which come in from other processes too."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    told = sorted(
+        value
+        for report in reports
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == DIAGNOSIS
+    )
+    if not told:
+        return
+    terminalreporter.section(f"{len(told)} wrong answers and what each was told")
+    for exercise, mistake, message in told:
+        terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")

@@ -7,6 +7,7 @@ import torch
 
 from amp_course.course import available
 from amp_course.loop.exercises import add_autocast
+from tests.conftest import DIAGNOSIS
 
 CHAPTERS = [chapter for chapter in available() if chapter.exercises()]
 EXERCISES = [exercise for chapter in CHAPTERS for exercise in chapter.exercises()]
@@ -23,10 +24,10 @@ def answers(kind):
 
 
 @pytest.mark.parametrize(("exercise", "mistake", "case"), answers("WRONG"))
-def test_wrong_answer_is_told_why(exercise, mistake, case, diagnoses):
+def test_wrong_answer_is_told_why(exercise, mistake, case, record_property):
     answer, words = case
     outcome = exercise.check(answer)
-    diagnoses.append((exercise.id, mistake, outcome.message))
+    record_property(DIAGNOSIS, (exercise.id, mistake, outcome.message))
     assert outcome.state == "not yet"
     assert words in outcome.message
 
