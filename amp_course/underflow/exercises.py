@@ -93,7 +93,8 @@ steady_sum = Exercise(
         "the dtype of the left side.",
     ),
     judge=reductions.judge_steady_sum,
-    why="A running loss or an accumulated gradient in 16 bits stops growing after some hundred (bf16) or thousand (fp16) terms, silently.",
+    why="A running loss or an accumulated gradient in 16 bits stops growing after some hundred (bf16) or thousand (fp16) "
+    "terms, silently.",
     alternative="Kahan's sum in 16 bits: a second 16-bit number carries what each addition rounds away. Optimizers for pure "
     "bf16 do that.",
 )
