@@ -3,12 +3,16 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 # Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start.
 _scratch = tempfile.mkdtemp(prefix="amp_course_work_")
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 os.environ["AMP_COURSE_WORK"] = os.path.join(_scratch, "my_work")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: then no test of Ctrl-C could pass
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DIAGNOSIS = "diagnosis"
 

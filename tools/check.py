@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = ["-m", "pytest", "-q"]
+PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadscope"]
 NBVAL = ["--nbval-current-env", "--nbval-cell-timeout=120", "--timeout=600", "-p", "no:cacheprovider"]
 
 # name → the arguments for Python, in the order in which they run
@@ -21,7 +21,7 @@ PARTS = {
     "mypy": ["-m", "mypy"],
     "imports": ["-c", "from importlinter.cli import lint_imports_command as main; main()"],
     "authoring": ["-m", "amp_course.authoring", "check"],
-    "unit": [*PYTEST, "-m", "not browser", "-n", "2", "--dist", "loadscope"],
+    "unit": [*PYTEST, "-m", "not browser"],
     "notebooks": [*PYTEST, "--nbval", *NBVAL, "notebooks", "solutions"],
     "exercises": [*PYTEST, "--nbval-lax", *NBVAL, "exercises"],
     "browser": [*PYTEST, "-m", "browser", "-rs", "tests/browser"],
@@ -38,14 +38,13 @@ def main(names: list[str]) -> int:
         return 2
     lines, failed = [], ""
     with tempfile.TemporaryDirectory() as scratch:
-        # The reader's copies and progress are not the tests' to touch.
-        environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work"))}
+        # The reader's copies and progress are not the tests' to touch. Two processes run tests, so each gets one thread:
+        # more threads than cores make small ops many times as slow.
+        environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
         for name in names or PARTS:
             print(f"== {name}", flush=True)
             start = time.monotonic()
-            # Two processes of tests, one thread each: more threads than cores make small ops many times as slow.
-            threads = {"OMP_NUM_THREADS": "1"} if name == "unit" else {}
-            code = subprocess.run([sys.executable, *PARTS[name]], cwd=ROOT, env=environment | threads).returncode
+            code = subprocess.run([sys.executable, *PARTS[name]], cwd=ROOT, env=environment).returncode
             lines.append(f"{name} {time.monotonic() - start:.0f} s")
             if code:
                 failed = name
