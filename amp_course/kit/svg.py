@@ -78,3 +78,9 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: st
         f'<path d="{_TILES[hatch]}" stroke="white" stroke-width="1.6" stroke-linecap="round"/></pattern>'
     )
     return f'<defs>{pattern}</defs><rect {place} fill="url(#{name})">{title}</rect>'
+
+
+def swatch(colour: str, hatch: str = "") -> str:
+    """Return a small filled box to stand in a line of text, as a legend does."""
+    mark = box(0, 0, 16, 12, colour, hatch=hatch)
+    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'

@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor
 
-from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.positions.sharing import Run, Sharing
 
 ALONE, SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one
@@ -61,7 +61,7 @@ def strip(shown: Sharing) -> str:
     label = f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: {len(shown.runs)} different ones"
     caption = (
         f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box is one id: '
-        f"{_swatch(ALONE)} of one token, {_swatch(SHARED)} shared; under it the id’s value</div>"
+        f"{swatch(*ALONE)} of one token, {swatch(*SHARED)} shared; under it the id’s value</div>"
     )
     return caption + picture(_WIDTH, _HEIGHT, *parts, label=label)
 
@@ -89,11 +89,6 @@ def _run(run: Run, start: int, wide: float) -> str:
         box(x + 1, _TOP, max(width - 2, 1), _TALL, colour, hatch=hatch, tip=f"{tokens}: id {name}")
         + f'<g transform="{place}">{text(0, 0, name, size=11, anchor="end")}</g>'
     )
-
-
-def _swatch(look: tuple[str, str]) -> str:
-    mark = box(0, 0, 16, 12, look[0], hatch=look[1])
-    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
 
 
 def _verdict(shown: Sharing) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
 from amp_course.kit.style import ZONES as LOOKS
-from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
 _WIDTH, _LEFT, _RIGHT = 660, 16, 644
@@ -23,7 +23,7 @@ def range_view(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 def shares_line(histogram: ZoneHistogram) -> str:
     """Return the zones with their percentages: "lost 12.3 % · subnormal …", each behind its swatch."""
     shares = "".join(
-        f'<span style="margin-right:2em;white-space:nowrap">{_swatch(zone)} {zone} '
+        f'<span style="margin-right:2em;white-space:nowrap">{swatch(*LOOKS[zone])} {zone} '
         f"<b>{percent(histogram.share(zone))}</b></span>"
         for zone in ZONES
     )
@@ -37,12 +37,6 @@ def percent(share: float) -> str:
     if 0.999 < share < 1:
         return "> 99.9 %"
     return f"{share * 100:.1f} %"
-
-
-def _swatch(zone: str) -> str:
-    colour, hatch = LOOKS[zone]
-    mark = box(0, 0, 16, 12, colour, hatch=hatch)
-    return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from amp_course.bits.exercises import ALL, decode_fp16, encode_fp16, find_ulp, round_bf16
 from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from amp_course.bits.judges import encoding
-from amp_course.bits.judges.asking import show
 from amp_course.bits.judges.cutting import cut, floats
 from amp_course.bits.judges.spacing import gap, numbers
 from amp_course.bits.scalar import decode, encode, ulp
+from amp_course.checking.asking import show
 from tests.exercises.answers import bits as answers
 
 

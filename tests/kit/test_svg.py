@@ -41,3 +41,8 @@ def test_a_hatch_is_a_pattern_in_the_box_colour(hatch):
     pattern = definitions.find(f"{NAMESPACE}pattern")
     assert box.get("fill") == f"url(#{pattern.get('id')})"
     assert pattern.find(f"{NAMESPACE}rect").get("fill") == "#00aa00"
+
+
+def test_a_swatch_is_one_small_box_that_screen_readers_skip():
+    root = ElementTree.fromstring(svg.swatch("#00aa00"))
+    assert root.get("aria-hidden") == "true" and root[0].get("fill") == "#00aa00"

@@ -1,1 +1,1 @@
-"""How the answers of chapter 01 are judged, one module for each exercise; `asking.py` is what they share."""
+"""How the answers of chapter 01 are judged, one module for each exercise."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP32
-from amp_course.bits.judges.asking import ask, number, show
 from amp_course.checking import Wrong
+from amp_course.checking.asking import ask, number, show
 
 _LOW = FP32.bits - BF16.bits  # the bits that go
 _HALF = 2 ** (_LOW - 1)  # the tie, in steps of fp32's last place

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from amp_course.bits.formats import FP16
-from amp_course.bits.judges.asking import ask, number, same, show
 from amp_course.bits.scalar import kind, split
 from amp_course.checking import Wrong
+from amp_course.checking.asking import ask, number, same, show
 
 _SIGN = 2 ** (FP16.bits - 1)
 _STEP = 2**FP16.significand_bits  # patterns in a binade

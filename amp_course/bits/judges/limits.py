@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from amp_course.bits.formats import BF16, FP4_E2M1, FP6_E3M2, FP8_E4M3, FP8_E5M2, FP16, FP32, FloatFormat, Specials
-from amp_course.bits.judges.asking import ask, number, show
 from amp_course.checking import Wrong
+from amp_course.checking.asking import ask, number, show
 
 _KEYS = ("eps", "smallest_normal", "smallest_subnormal", "max")  # from the simple to the tricky
 

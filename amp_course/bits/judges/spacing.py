@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, FloatFormat
-from amp_course.bits.judges.asking import ask, number, show
 from amp_course.checking import Wrong
+from amp_course.checking.asking import ask, number, show
 
 _PLACES = ("between", "power of two", "negative", "below a power of two", "subnormal", "zero")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from amp_course.bits.formats import BF16, FP16
 from amp_course.bits.rounding import round_to
 from amp_course.checking import Wrong
+from amp_course.checking.values import tensor_like
 from amp_course.positions.alibi import alibi_slopes, bias_from_cast_ids
-from amp_course.underflow.judges.values import tensor_like
 
 Case = tuple[Tensor, Tensor, Tensor, bool]  # slopes, queries, keys, autocast
 

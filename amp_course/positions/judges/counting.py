@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
-from amp_course.bits.judges.asking import ask, number, show
 from amp_course.bits.numerals import raised
 from amp_course.bits.rounding import binade, round_to
 from amp_course.checking import Wrong
+from amp_course.checking.asking import ask, number, show
 from amp_course.positions.counting import distinct_positions
 
 _FAR = 70_000  # positions that are counted one by one, past fp16's end

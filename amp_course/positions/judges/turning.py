@@ -12,8 +12,8 @@ from torch import Tensor
 
 from amp_course.bits.formats import BF16, FloatFormat, find_format
 from amp_course.checking import Wrong
+from amp_course.checking.values import fresh, tensor_like
 from amp_course.positions.rope import Rope, exact_angles, turned
-from amp_course.underflow.judges.values import fresh, tensor_like
 
 _DTYPES = (  # of x, and whether under autocast to bf16, which on a CPU takes no fp16 inputs
     (torch.float32, False),

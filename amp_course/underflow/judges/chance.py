@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amp_course.checking import Wrong
-from amp_course.underflow.judges.values import fresh, tensor_like
+from amp_course.checking.values import fresh, tensor_like
 
 
 def judge(answer: Callable[..., Any]) -> None:

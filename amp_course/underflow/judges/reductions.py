@@ -10,7 +10,7 @@ from torch import Tensor
 
 from amp_course.bits.formats import find_format
 from amp_course.checking import Wrong
-from amp_course.underflow.judges.values import fresh, tensor_like
+from amp_course.checking.values import fresh, tensor_like
 
 
 def judge_softmax(answer: Callable[..., Any]) -> None:

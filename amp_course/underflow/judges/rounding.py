@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FP32, FP64, FloatFormat, find_format
-from amp_course.bits.judges.asking import number
 from amp_course.checking import Wrong
-from amp_course.underflow.judges.values import fresh
+from amp_course.checking.asking import number
+from amp_course.checking.values import fresh
 from amp_course.underflow.zones import ZONES
 
 _SIXTEEN = (torch.float16, torch.bfloat16)

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 from amp_course.bits.formats import find_format
 from amp_course.checking import Wrong
-from amp_course.underflow.judges.values import fresh
+from amp_course.checking.values import fresh
 
 _STEPS = 300
 
 
 def judge_master_sgd(answer: Callable[..., Any]) -> None:
     """`MasterSGD(params, lr)` with `.step()`: 16-bit parameters that end where fp32 arithmetic takes them."""
-    scene = Scene(torch.float16)
+    scene = SmallUpdates(torch.float16)
     scene.play(answer, iter(scene.parameters))
     scene.compare(answer)
-    scene = Scene(torch.bfloat16)
+    scene = SmallUpdates(torch.bfloat16)
     scene.play(answer, iter(scene.parameters))
     scene.compare(answer)
 
 
 @dataclass
-class Scene:
+class SmallUpdates:
     """A training without a model: parameters, and the gradients that each step hands them.
 
     Of three parameters the first has weights near 1 and updates too small for them; the second has updates that are 0 if
@@ -99,7 +99,7 @@ class Scene:
         if not torch.equal(self.seen[-1][2], self.first[2]):
             raise Wrong("a parameter that never had a gradient has moved")
         if all(torch.equal(now, first) for now, first in zip(self.seen[-1], self.first, strict=True)):
-            again = Scene(self.dtype)
+            again = SmallUpdates(self.dtype)
             again.play(answer, again.parameters)
             if not torch.equal(again.seen[-1][0], again.first[0]):
                 raise Wrong(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_course.checking import Wrong
+from amp_course.checking.exercise import Wrong
 from amp_course.checking.explain import explain
 
 

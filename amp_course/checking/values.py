@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Wrong
+from amp_course.checking.exercise import Wrong
 
 
 def fresh() -> torch.Generator:
