@@ -1,0 +1,171 @@
+"""Hold what autocast did to each op, and set it beside the lists that are in print.
+
+The rows come from `probe`, which runs the ops; here they are only sorted, compared and shown.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from amp_course.autocast.published import REFERENCE, TEXT
+
+VERDICTS = {
+    "lower": "float inputs are cast to {lower}",
+    "fp32": "runs in float32, whatever comes in",
+    "widest": "all inputs are cast to the widest among them",
+    "unchanged": "autocast leaves it alone: the inputs' dtypes decide",
+    "refused": "raises an error inside the region, by design",
+    "cannot run": "could not be run here, so nothing is claimed",
+}
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What autocast did to one op.
+
+    outputs: the dtype that came out for inputs of "fp32", of the "lower" dtype, and "mixed" (the first one lower, the
+             rest float32); None where the call raised, as many kernels do for a dtype that they lack
+    message: what was raised, for a verdict of "refused" or "cannot run"; else what is worth a remark, or empty
+    """
+
+    op: str
+    group: str
+    verdict: str
+    outputs: dict[str, torch.dtype | None]
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A place where a printed list says something else than the probe; `listed` is "not listed" for an omission."""
+
+    op: str
+    listed: str
+    verdict: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What autocast did to each op, by name: `policy["softmax"].verdict` → "fp32"."""
+
+    device_type: str
+    dtype: torch.dtype
+    fake: bool  # probed on fake tensors, for want of the device
+    probed: dict[str, Probed] = field(repr=False)
+
+    def __getitem__(self, op: str) -> Probed:
+        """Return one op's row. Raises KeyError, with the names that begin alike, for an op that was not asked."""
+        try:
+            return self.probed[op]
+        except KeyError:
+            near = ", ".join(name for name in self.probed if name.startswith(op[:3])) or "none that begins so"
+            raise KeyError(f"{op!r} was not probed; there is: {near}") from None
+
+    def __iter__(self) -> Iterator[Probed]:
+        return iter(self.probed.values())
+
+    def __len__(self) -> int:
+        return len(self.probed)
+
+    def having(self, verdict: str) -> list[str]:
+        """Return the ops with a verdict, in order: "refused" → ["binary_cross_entropy"] on CUDA."""
+        return [row.op for row in self if row.verdict == verdict]
+
+    def disagreements(self, source: str = "text") -> list[Disagreement]:
+        """Return where a printed list says something else than the probe, and why, op by op.
+
+        source: "text" for the two CUDA lists of `000_bb1644482ce660d1.txt`, "reference" for PyTorch's own reference of
+                this kind of device. Ops that could not be run are no disagreement: nothing is known of them.
+        Raises ValueError for another source, and for a reference that PyTorch has not printed.
+        """
+        lists = _lists(source, self.device_type)
+        listed = {op: verdict for verdict, ops in lists.items() for op in ops}
+        rows = []
+        for row in self:
+            said = listed.get(row.op, "not listed")
+            agrees = row.verdict == said or (said == "not listed" and row.verdict == "unchanged")
+            if not agrees and row.verdict != "cannot run":
+                rows.append(Disagreement(row.op, said, row.verdict, _why(row, said, source, self.device_type)))
+        return rows
+
+    def __str__(self) -> str:
+        lines = [f"{len(self)} ops under autocast({self.device_type!r}, {self.dtype}){self._how()}"]
+        for verdict, meaning in VERDICTS.items():
+            if ops := self.having(verdict):
+                lines.append(f"\n{verdict}: {meaning.format(lower=_name(self.dtype))} ({len(ops)})")
+                lines.append(textwrap.fill(" ".join(ops), 100, initial_indent="  ", subsequent_indent="  "))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br><small>{len(ops)} ops</small></th>"
+            f"<td style='text-align:left'><em>{meaning.format(lower=_name(self.dtype))}</em><br>"
+            f"{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
+            for verdict, meaning in VERDICTS.items()
+            if (ops := self.having(verdict))
+        )
+        head = f"{len(self)} ops under <code>autocast({self.device_type!r}, {self.dtype})</code>{self._how()}"
+        return f"<table><caption>{head}</caption>{rows}</table>"
+
+    def _how(self) -> str:
+        return ", on fake tensors: there is no such device here" if self.fake else ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:
+    if source == "text":
+        return TEXT
+    if source == "reference" and device_type in REFERENCE:
+        return REFERENCE[device_type]
+    printed = ", ".join(map(repr, REFERENCE))
+    raise ValueError(
+        f"there is no list {source!r} for {device_type!r}: ask for 'text', or for 'reference' on one of {printed}."
+    )
+
+
+# What the rules below cannot know of an op, by device.
+_OF_ITS_OWN = {
+    ("cpu", "_convolution"): "PyTorch casts in its older signature; this call has the newer one, with allow_tf32",
+    ("cpu", "GRUCell"): "built from linear, which is cast; the hidden state stays float32, and so does what comes out",
+    ("cpu", "LSTMCell"): "built from linear, which is cast; the cell state stays float32, and so does what comes out",
+    ("cpu", "mv"): "the CPU's list has mm, bmm and matmul, no mv; `matrix @ vector` is a matmul, and is cast",
+}
+
+
+def _registered(op: str, device_type: str) -> bool:
+    """Tell whether PyTorch has an autocast kernel for an op of this name, in any signature."""
+    packet = getattr(torch.ops.aten, op, None)
+    key = f"Autocast{device_type.upper()}"
+    for overload in packet.overloads() if packet else ():
+        name = f"aten::{op}" if overload == "default" else f"aten::{op}.{overload}"
+        # Some overloads exist for TorchScript alone, and the dispatcher does not know them.
+        if torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+            return True
+    return False
+
+
+def _why(row: Probed, said: str, source: str, device_type: str) -> str:
+    if own := _OF_ITS_OWN.get((device_type, row.op)):
+        return own
+    device = device_type.upper()
+    reference = {op: verdict for verdict, ops in REFERENCE.get(device_type, {}).items() for op in ops}
+    if source == "text" and reference.get(row.op) == row.verdict:
+        reason = (
+            "the text leaves it out" if device == "CUDA" else f"the text's lists are CUDA's, the {device} has its own"
+        )
+        return f"{reason}: PyTorch's reference has it under {row.verdict!r}"
+    if row.verdict == "unchanged":
+        reason = "the reference is wrong here" if source == "reference" else "the text's lists are CUDA's"
+        return f"{reason}: the {device} has no cast for it, so the inputs' dtypes decide"
+    if _registered(row.op, device_type):
+        return "PyTorch casts it, though its reference does not say so"
+    return "built from ops that are cast, and not itself on any list"

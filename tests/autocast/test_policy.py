@@ -1,0 +1,224 @@
+"""The probe against plain `torch.autocast`, against PyTorch's own test lists and against its reference."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+from torch.utils._pytree import tree_leaves
+
+from amp_course.autocast import probe_policy
+from amp_course.autocast.ops import GROUPS, OPS, _op
+from amp_course.autocast.probe import probe_op
+from amp_course.autocast.published import REFERENCE, TEXT
+
+LOWER = [torch.bfloat16, torch.float16]
+M = (3, 3)
+
+
+@pytest.fixture(scope="module")
+def policies():
+    return {(device, dtype): probe_policy(device, dtype) for device in ("cpu", "cuda") for dtype in LOWER}
+
+
+def called(op, device, dtype, on, lower):
+    """Call an op with inputs of `dtype`, inside a plain region or outside; the dtype that came out, or "raises"."""
+    arguments, options = op.build(lambda values: values.to(dtype), device)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, dtype=lower, enabled=on):
+            warnings.simplefilter("ignore")
+            result = op.function(*arguments, **options)
+    except Exception:
+        return "raises"
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf.dtype.to_real()
+    return "no float"
+
+
+def agrees_with_torch(policy):
+    lower = policy.dtype
+    for row in policy:
+        op = OPS[row.op]
+        wide = called(op, policy.device_type, torch.float32, True, lower)
+        narrow = called(op, policy.device_type, lower, True, lower)
+        outside = called(op, policy.device_type, lower, False, lower)
+        if row.verdict == "lower":
+            assert wide == lower or row.message.startswith("its products run in"), row
+            assert narrow == lower, row
+        elif row.verdict == "fp32":
+            assert wide == narrow and wide in (torch.float32, "no float"), row
+            assert outside != torch.float32, row
+        elif row.verdict in ("widest", "unchanged"):
+            assert wide in (torch.float32, "no float") and narrow == outside, row
+        else:
+            assert wide == "raises", row
+
+
+@pytest.mark.parametrize("dtype", LOWER, ids=str)
+def test_every_op_does_on_the_cpu_what_the_probe_says(policies, dtype):
+    policy = policies["cpu", dtype]
+    assert not policy.fake
+    assert list(policy.probed) == list(OPS) and len(policy) > 200
+    agrees_with_torch(policy)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", LOWER, ids=str)
+def test_every_op_does_on_a_gpu_what_the_probe_says(policies, dtype):
+    policy = policies["cuda", dtype]
+    assert not policy.fake
+    agrees_with_torch(policy)
+
+
+EXPECTED = {  # the name of a list in PyTorch's own tests → the verdict
+    "torch_16": "lower", "nn_16": "lower", "torch_fp16": "lower", "nn_fp16": "lower", "methods_fp16": "lower",
+    "linalg_fp16": "lower", "torch_fp32": "fp32", "nn_fp32": "fp32", "methods_fp32": "fp32",
+    "torch_need_autocast_promote": "widest", "torch_expect_builtin_promote": "unchanged", "banned": "refused",
+}  # fmt: skip
+RENAMED = {
+    "lstm_cell": "LSTMCell",
+    "gru_cell": "GRUCell",
+    "rnn_tanh_cell": "RNNCell",
+    "linalg_multi_dot": "multi_dot",
+}
+
+
+# The lists' own `_convolution` has the older signature, which the CPU casts and the newer not.
+@pytest.mark.parametrize(
+    ("device", "lists", "at_least"), [("cpu", AutocastCPUTestLists, 30), ("cuda", AutocastTestLists, 85)]
+)
+@pytest.mark.parametrize("dtype", LOWER, ids=str)
+def test_agrees_with_the_lists_of_pytorchs_own_tests(policies, device, lists, at_least, dtype):
+    policy, lists, compared = policies[device, dtype], lists(torch.device("cpu")), set()
+    for listing, verdict in EXPECTED.items():
+        for name in {entry[0] for entry in getattr(lists, listing, [])}:
+            op = RENAMED.get(name, name)
+            if op in policy.probed and policy[op].verdict != "cannot run":
+                assert policy[op].verdict == verdict, (op, listing)
+                compared.add(op)
+    assert len(compared) >= at_least
+
+
+@pytest.mark.parametrize("dtype", LOWER, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_asks_every_published_op_and_agrees_with_pytorchs_reference(policies, device, dtype):
+    policy = policies[device, dtype]
+    wrong = {
+        (op, policy[op].verdict)
+        for verdict, ops in REFERENCE[device].items()
+        for op in ops
+        if policy[op].verdict != verdict
+    }
+    known = {("_convolution", "unchanged")} if device == "cpu" else set()
+    cannot = {(row.op, "cannot run") for row in policy if row.verdict == "cannot run"}
+    assert wrong - cannot == known
+    assert {op for ops in TEXT.values() for op in ops} <= set(policy.probed)
+
+
+def test_the_texts_lists_hold_on_cuda_and_not_on_the_cpu(policies):
+    cuda, cpu = policies["cuda", torch.float16], policies["cpu", torch.bfloat16]
+    assert {row.listed for row in cuda.disagreements()} == {"not listed"}
+    assert {"einsum", "rms_norm", "scatter_add"} <= {row.op for row in cuda.disagreements()}
+    wrong = {
+        row.op: row.verdict for row in cpu.disagreements() if row.listed != "not listed" and row.listed != "refused"
+    }
+    assert set(wrong.values()) == {"unchanged"}
+    assert {"softmax", "layer_norm", "exp", "sum", "mv"} <= set(wrong)
+    assert not {"mse_loss", "cross_entropy", "mm", "GRUCell"} & set(wrong)
+    assert {row.op: row.verdict for row in cpu.disagreements() if row.listed == "refused"} == {
+        "binary_cross_entropy": "fp32"
+    }
+
+
+@pytest.mark.parametrize("source", ["text", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_disagreement_has_its_reason_and_nothing_else_is_listed(policies, device, source):
+    policy = policies[device, torch.bfloat16]
+    rows = policy.disagreements(source)
+    lists = TEXT if source == "text" else REFERENCE[device]
+    said = {op: verdict for verdict, ops in lists.items() for op in ops}
+    for row in rows:
+        assert row.listed == said.get(row.op, "not listed")
+        assert row.verdict == policy[row.op].verdict not in (row.listed, "cannot run")
+        assert len(row.why) > 20
+        if "PyTorch's reference has it" in row.why:
+            assert row.op in REFERENCE[device][row.verdict]
+    silent = {row.op for row in policy} - {row.op for row in rows}
+    for op in silent:
+        assert policy[op].verdict in (said.get(op, "unchanged"), "cannot run")
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "verdict"),
+    [
+        (lambda a, b: a @ b, [M, M], "lower"),
+        (lambda a, b: (a @ b).float(), [M, M], "lower"),  # cast inside, though float32 comes out
+        (lambda a: a.float().exp(), [M], "unchanged"),  # its own cast, not autocast's
+        (lambda a: a + 1, [M], "unchanged"),
+        (lambda a: a.double(), [M], "unchanged"),
+        (lambda a, b: torch.cat([a, b]), [M, M], "widest"),
+        (torch.linalg.inv, [M], "fp32"),
+    ],
+)
+def test_judges_functions_of_ones_own(function, shapes, verdict):
+    assert probe_op("mine", _op(function, *shapes), "mine", "cpu", torch.bfloat16).verdict == verdict
+
+
+def test_an_op_that_cannot_run_says_why_and_claims_nothing():
+    def broken(a):
+        raise OSError("no such kernel")
+
+    row = probe_op("mine", _op(broken, M), "mine", "cpu", torch.bfloat16)
+    assert (row.verdict, row.message) == ("cannot run", "no such kernel")
+    assert row.outputs == {"fp32": None, "lower": None, "mixed": None}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="all of them run on a GPU")
+def test_what_fake_tensors_cannot_run_is_listed_with_its_message(policies):
+    policy = policies["cuda", torch.float16]
+    assert policy.fake
+    assert {"GRUCell", "grid_sample"} <= set(policy.having("cannot run"))
+    assert all(policy[op].message for op in policy.having("cannot run"))
+    assert len(policy.having("cannot run")) < 15
+
+
+def test_prints_each_op_once_and_shows_as_a_table(policies):
+    for policy in policies.values():
+        words = str(policy).split()
+        assert all(words.count(op) >= 1 for op in OPS if " " not in op)
+        assert (
+            sum(f"({len(policy.having(verdict))})" in str(policy) for verdict in {row.verdict for row in policy}) >= 4
+        )
+        assert policy._repr_html_().count("<code>") == len(OPS) + 1
+        assert ("fake tensors" in str(policy)) == policy.fake
+    assert sum(map(len, GROUPS.values())) == len(OPS)  # no name in two groups
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_leaves_everything_as_it_was(capfd, device):
+    random, log, records = torch.get_rng_state(), logging.getLogger("torch._subclasses.fake_tensor"), []
+    handler = logging.Handler()
+    handler.emit = records.append
+    log.addHandler(handler)
+    try:
+        probe_policy(device, torch.float16)
+    finally:
+        log.removeHandler(handler)
+    assert torch.equal(random, torch.get_rng_state())
+    assert not torch.is_autocast_enabled(device) and torch.is_grad_enabled()
+    assert not log.disabled and not records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bad_requests_name_cause_and_cure(policies):
+    policy = policies["cpu", torch.bfloat16]
+    with pytest.raises(KeyError, match="'soft' was not probed; there is: softplus, softmax, softmin, soft_margin_loss"):
+        policy["soft"]
+    with pytest.raises(ValueError, match="no list 'docs' for 'cpu': ask for 'text', or for 'reference'"):
+        policy.disagreements("docs")
+    with pytest.raises(ValueError, match="lowers to"):
+        probe_policy("cpu", torch.float32)
+    with pytest.raises(ValueError, match="no autocast"):
+        probe_policy("gpu", torch.float16)
