@@ -24,7 +24,7 @@ def _machine(record: dict[str, Any]) -> str:
 
 def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Return the records of each benchmark as Markdown."""
-    parts = {"peers": _peers, "timer": _timer, "rounding": _rounding, "panels": _panels}
+    parts = {"peers": _peers, "timer": _timer, "rounding": _rounding, "scaler": _scaler, "panels": _panels}
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
 
 
@@ -87,6 +87,26 @@ def _rounding(records: Sequence[dict[str, Any]]) -> list[str]:
             cells = [fmt, seconds_text(found["seconds"]["course"]["median"])]
             cells += [_with_quartiles(ratios[name], ".2f") for name in ("torch cast", cast, found["best_gfloat"])]
             lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def _scaler(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        count = next(iter(record["workloads"].values()))["parameters"]
+        lines += [
+            f"**Scalers**, {heading(record)}. {count:,} parameters; both sides ended with the same weights, losses and state "
+            "to the last bit. Above 1 the course's takes longer; quartiles in brackets.",
+            "",
+            "| workload | `DynamicScaler` | `torch.amp.GradScaler` | course's time / torch's | aim |",
+            "|---|---|---|---|---|",
+        ]
+        for name, found in record["workloads"].items():
+            cells = [name, *(seconds_text(found["seconds"][side]["median"]) for side in ("course", "torch"))]
+            lines.append(
+                "| " + " | ".join([*cells, _with_quartiles(found["cost"], ".3f"), f"≤ {found['limit']:g}"]) + " |"
+            )
         lines.append("")
     return lines
 

@@ -78,3 +78,13 @@ def test_rounding_agrees_with_its_peers(results: Path) -> None:
         assert values["same_results"]
         assert values["best_gfloat"] in values["course_over"]
         assert set(values["course_over"]["torch cast"]) == SPREAD
+
+
+def test_scaler_ends_as_pytorchs_does(results: Path) -> None:
+    assert "the scaler alone" in run("scaler", *SMALL, "--out", results)
+    (path,) = results.glob("scaler-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert list(found) == ["the scaler alone", "a whole step with AdamW"]
+    for values in found.values():
+        assert values["same_results"] and values["parameters"] == 2 * (16 * 16 + 16)
+        assert set(values["cost"]) == set(values["seconds"]["course"]) == SPREAD

@@ -1,0 +1,388 @@
+"""`DynamicScaler` against `torch.amp.GradScaler`: drawn schedules, action by action, bit for bit; and misuse."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from amp_course.scaler.dynamic import DynamicScaler, Stage
+
+SCHEDULES = 600
+NUMBERS = st.one_of(
+    st.floats(-4, 4, width=32),
+    st.sampled_from([0.0, -0.0, 1e-30, 1e-45, 3e38, math.inf, -math.inf, math.nan]),
+)
+ACTIONS = st.one_of(
+    st.tuples(st.just("backward"), st.sampled_from([0, 1]), st.lists(NUMBERS, min_size=3, max_size=3)),
+    st.tuples(st.sampled_from(["unscale", "step", "clip", "zero"]), st.sampled_from([0, 1])),
+    st.tuples(st.just("update")),
+    st.tuples(st.just("update to"), st.sampled_from([1.0, 0.25, 2.0**20, 3e38])),
+    st.tuples(st.just("save and load")),
+)
+
+
+@st.composite
+def schedules(draw):
+    """Draw a list of actions: orderly steps of two optimizers, with disorder thrown in."""
+    actions = []
+    for _ in range(draw(st.integers(1, 6))):
+        if draw(st.booleans()):
+            for _ in range(draw(st.integers(1, 2))):  # accumulation
+                for one in (0, 1):
+                    actions.append(("backward", one, draw(st.lists(NUMBERS, min_size=3, max_size=3))))
+            if draw(st.booleans()):
+                actions += [("unscale", 0), ("clip", 0)]
+            actions += [("step", 0), ("step", 1), ("update",), ("zero", 0), ("zero", 1)]
+        else:
+            actions += draw(st.lists(ACTIONS, max_size=5))
+    return actions
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "init_scale": st.sampled_from([2.0**16, 1.0, 3e38, 1e-38, 1000.7]),
+        "growth_factor": st.sampled_from([2.0, 1.1, 1.7]),
+        "backoff_factor": st.sampled_from([0.5, 0.3]),
+        "growth_interval": st.integers(1, 3),
+    }
+)
+
+
+class Side:
+    """A scaler with two optimizers of its own over two small tensors; it does what a schedule says."""
+
+    def __init__(self, scaler_class, options):
+        self.scaler_class, self.options = scaler_class, options
+        self.scaler = scaler_class("cpu", **options)
+        self.weights = [nn.Parameter(torch.tensor([1.0, -2.0, 3.0])) for _ in range(2)]
+        self.optimizers = [
+            torch.optim.SGD(self.weights[:1], lr=0.1, momentum=0.9),
+            torch.optim.AdamW(self.weights[1:], lr=0.01),
+        ]
+        self.steps = [0, 0]
+        for one, optimizer in enumerate(self.optimizers):
+            optimizer.register_step_post_hook(lambda *_, one=one: self._count(one))
+
+    def _count(self, one):
+        self.steps[one] += 1
+
+    def act(self, action, *details):
+        """Do one thing; return the name of what was raised, or None."""
+        try:
+            if action == "backward":
+                one, gradient = details
+                self.scaler.scale((self.weights[one] * torch.tensor(gradient)).sum()).backward()
+            elif action == "unscale":
+                self.scaler.unscale_(self.optimizers[details[0]])
+            elif action == "step":
+                self.scaler.step(self.optimizers[details[0]])
+            elif action == "clip":
+                nn.utils.clip_grad_norm_(self.weights[details[0]], 0.5)
+            elif action == "zero":
+                self.optimizers[details[0]].zero_grad()
+            elif action == "update":
+                self.scaler.update()
+            elif action == "update to":
+                self.scaler.update(details[0])
+        except Exception as error:
+            return type(error).__name__
+        return None
+
+    def seen(self):
+        """Return all that two equal scalers have in common, tensors as bits."""
+        tensors = [*self.weights, *(w.grad for w in self.weights if w.grad is not None)]
+        bits = [tensor.detach().view(torch.int32).tolist() for tensor in tensors]
+        return bits, self.steps, self.scaler.state_dict(), self.scaler.get_scale()
+
+
+def swap_states(left, right):
+    """Save both scalers and give each the other's state in a new one, as a resumed run would."""
+    states = [copy.deepcopy(side.scaler.state_dict()) for side in (left, right)]
+    for side, state in zip((left, right), reversed(states), strict=True):
+        side.scaler = side.scaler_class("cpu")
+        side.scaler.load_state_dict(state)
+
+
+def test_equals_pytorchs_scaler_over_drawn_schedules(record_property):
+    ran = {"schedules": 0, "actions": 0, "steps": 0, "skips": 0, "errors": 0}
+
+    @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(OPTIONS, schedules())
+    def compare(options, schedule):
+        sides = torchs, ours = Side(torch.amp.GradScaler, options), Side(DynamicScaler, options)
+        ran["schedules"] += 1
+        for action in schedule:
+            before = sum(torchs.steps)
+            if action[0] == "save and load":
+                swap_states(torchs, ours)
+                raised = [None, None]
+            else:
+                raised = [side.act(*action) for side in sides]
+            assert raised[0] == raised[1], action
+            assert ours.seen() == torchs.seen(), action
+            ran["actions"] += 1
+            ran["errors"] += raised[0] is not None
+            stepped = sum(torchs.steps) - before
+            ran["steps"] += stepped
+            ran["skips"] += action[0] == "step" and raised[0] is None and not stepped
+
+    compare()
+    record_property("drawn schedules", ran)
+    assert ran["schedules"] >= 500 and min(ran.values()) > 100, ran
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_pytorchs_scaler_in_an_fp16_run_that_overflows(seed):
+    def run(scaler_class):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler = scaler_class("cpu", init_scale=2.0**24, growth_interval=3)
+        scales, skips = [], 0
+        for step in range(30):
+            x, y = torch.randn(16, 8), torch.randint(4, (16,))
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.cross_entropy(model(x * (1e4 if step == 20 else 1)), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skips += scaler.get_scale() < before
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        return scales, skips, [p.detach().view(torch.int32).tolist() for p in model.parameters()]
+
+    theirs, ours = run(torch.amp.GradScaler), run(DynamicScaler)
+    assert ours == theirs
+    assert 3 <= theirs[1] < 25 and len(set(theirs[0])) > 3  # it did overflow, and it did train
+
+
+@pytest.mark.parametrize("shape", ["tensor", "list", "tuple", "nested", "generator", "matrix", "empty"])
+def test_scales_what_pytorch_scales(shape):
+    make = {
+        "tensor": lambda: torch.tensor(2.0),
+        "list": lambda: [torch.tensor(1.0), torch.tensor(2.0)],
+        "tuple": lambda: (torch.tensor(1.0),),
+        "nested": lambda: [(torch.tensor(1.0), [torch.tensor(2.0)])],
+        "generator": lambda: (torch.tensor(float(i)) for i in range(3)),
+        "matrix": lambda: torch.arange(6.0).reshape(2, 3),
+        "empty": lambda: [],
+    }[shape]
+    got, want = (s.scale(make()) for s in (DynamicScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)))
+    if shape == "generator":
+        got, want = list(got), list(want)
+    assert type(got) is type(want) and repr(got) == repr(want)
+
+
+def test_the_three_stages_and_a_second_step():
+    scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    assert weight.grad.item() == 4
+    scaler.unscale_(optimizer)
+    assert weight.grad.item() == 1
+    assert [record.stage for record in scaler._records.values()] == [Stage.UNSCALED]
+    assert scaler.step(optimizer) is None and weight.item() == 0
+    assert [record.stage for record in scaler._records.values()] == [Stage.STEPPED]
+    scaler.update()
+    assert not scaler._records
+
+
+def test_step_returns_what_the_optimizer_returns_and_none_for_a_skip():
+    class Told(torch.optim.SGD):
+        def step(self, *args, **kwargs):
+            super().step()
+            return args, kwargs
+
+    scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
+    optimizer = Told([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    assert scaler.step(optimizer, 1, two=2) == ((1,), {"two": 2})
+    scaler.update()
+    weight.grad = torch.tensor([math.nan])
+    assert scaler.step(optimizer) is None
+
+
+def test_a_sparse_gradient_is_unscaled_as_pytorch_does():
+    for value in (1.0, math.inf):
+        seen = []
+        for scaler in (DynamicScaler("cpu", 4.0), torch.amp.GradScaler("cpu", 4.0)):
+            table = nn.Embedding(5, 2, sparse=True)
+            nn.init.ones_(table.weight)
+            optimizer = torch.optim.SparseAdam(table.parameters())
+            scaler.scale((table(torch.tensor([1, 1, 3])) * value).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append((table.weight.tolist(), table.weight.grad.to_dense().tolist(), scaler.get_scale()))
+        assert repr(seen[0]) == repr(seen[1])
+
+
+def test_disabled_it_hands_everything_through():
+    scaler, weight = DynamicScaler("cpu", enabled=False), nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    loss = weight.sum()
+    assert scaler.scale(loss) is loss
+    loss.backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == 0
+    assert (scaler.get_scale(), scaler.state_dict(), scaler.is_enabled()) == (1.0, {}, False)
+    scaler.load_state_dict({"nonsense": 1})  # as PyTorch: nothing happens
+
+
+def ready():
+    """Return a scaler in use, its optimizer, and a gradient."""
+    scaler, weight = DynamicScaler("cpu", 4.0), nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    return scaler, optimizer, weight
+
+
+def twice(name):
+    def misuse():
+        scaler, optimizer, _ = ready()
+        getattr(scaler, name)(optimizer)
+        getattr(scaler, name)(optimizer)
+
+    return misuse
+
+
+def unscale_after_step():
+    scaler, optimizer, _ = ready()
+    scaler.step(optimizer)
+    scaler.unscale_(optimizer)
+
+
+def step_without_gradients():
+    scaler, optimizer, weight = ready()
+    weight.grad = None
+    scaler.step(optimizer)
+
+
+def update_with_nothing_recorded():
+    ready()[0].update()
+
+
+def step_with_fp16_gradients():
+    scaler, _, weight = ready()
+    half = nn.Parameter(weight.detach().half())
+    half.grad = torch.ones(1, dtype=torch.float16)
+    scaler.step(torch.optim.SGD([half], lr=1.0))
+
+
+def before_scale(name):
+    def misuse():
+        scaler, optimizer = DynamicScaler("cpu"), ready()[1]
+        getattr(scaler, name)(*[] if name == "update" else [optimizer])
+
+    return misuse
+
+
+def closure():
+    scaler, optimizer, _ = ready()
+    scaler.step(optimizer, closure=lambda: None)
+
+
+MISUSES = [
+    (
+        twice("unscale_"),
+        RuntimeError,
+        "already been called on this optimizer since the last .* update\\(\\) at the end",
+    ),
+    (twice("step"), RuntimeError, "step\\(\\) has already been called since the last update\\(\\): call update"),
+    (unscale_after_step, RuntimeError, "being called after step\\(\\), too late to matter"),
+    (step_without_gradients, AssertionError, "No inf checks were recorded for this optimizer: none of its parameters"),
+    (update_with_nothing_recorded, AssertionError, "No inf checks were recorded prior to update\\(\\): call step"),
+    (step_with_fp16_gradients, ValueError, "Attempting to unscale FP16 gradients, .*no model.half"),
+    (before_scale("step"), AssertionError, "step\\(\\) comes before the first scale\\(\\)"),
+    (before_scale("unscale_"), AssertionError, "unscale_\\(\\) comes before the first scale\\(\\)"),
+    (before_scale("update"), AssertionError, "update\\(\\) comes before the first scale\\(\\)"),
+    (closure, RuntimeError, "Closure use is not supported"),
+    (lambda: DynamicScaler().scale(0.5), ValueError, "got 0.5: pass the loss, before .item"),
+    (lambda: DynamicScaler().scale("loss"), ValueError, "got 'loss': pass the loss"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "error", "words"), MISUSES)
+def test_misuse_names_cause_and_cure(misuse, error, words):
+    with pytest.raises(error, match=words):
+        misuse()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ({"init_scale": bad}, "a scale is a positive, finite float32")
+            for bad in (0, -1.0, math.inf, math.nan, 1e39, 1e-50)
+        ),
+        ({"init_scale": "65536"}, "init_scale is '65536', not a number"),
+        *(({"growth_factor": bad}, "growth_factor is") for bad in (1, 1.0, 0.5, math.nan, math.inf, None)),
+        *(({"backoff_factor": bad}, "backoff_factor is") for bad in (1, 1.5, 0, -0.5, math.nan)),
+        *(({"growth_interval": bad}, "growth_interval is .*whole number") for bad in (0, -1, 2.5, True)),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        DynamicScaler("cpu", **options)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_a_new_scale_that_makes_no_sense_is_refused_and_the_old_one_stays(bad):
+    scaler, optimizer, _ = ready()
+    scaler.step(optimizer)
+    with pytest.raises(ValueError, match="new_scale is"):
+        scaler.update(bad)
+    assert scaler.get_scale() == 4
+    scaler.update(torch.tensor(8.0))
+    assert scaler.get_scale() == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda s: s.clear(), RuntimeError, "The state is empty"),
+        (lambda s: s.pop("_growth_tracker"), ValueError, "it lacks _growth_tracker: pass scaler.state_dict"),
+        (
+            lambda s: [s.pop(k) for k in list(s)] and s.update(param_groups=[]),
+            ValueError,
+            "no scaler's state, for it lacks scale",
+        ),
+        (lambda s: s.update(scale=math.nan), ValueError, "scale is nan"),
+        (lambda s: s.update(scale="big"), ValueError, "not a number"),
+        (lambda s: s.update(growth_factor=1.0), ValueError, "growth_factor is 1.0"),
+        (lambda s: s.update(backoff_factor=2.0), ValueError, "backoff_factor is 2.0"),
+        (lambda s: s.update(growth_interval=0), ValueError, "growth_interval is 0"),
+        (lambda s: s.update(_growth_tracker=-1), ValueError, "_growth_tracker is -1"),
+    ],
+)
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_state_that_no_scaler_wrote_is_refused_and_changes_nothing(change, error, words, in_use):
+    scaler = ready()[0] if in_use else DynamicScaler("cpu", 4.0)
+    before, state = scaler.state_dict(), DynamicScaler("cpu", 32.0).state_dict()
+    change(state)
+    with pytest.raises(error, match=words):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == before
+
+
+def test_the_scale_stays_where_float32_ends_and_falls_to_nothing_at_last():
+    scaler, optimizer, weight = ready()
+    scaler.update(3e38)
+    scaler._growth_interval = 1
+    weight.grad = torch.ones(1)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == pytest.approx(3e38)
+    for _ in range(400):
+        weight.grad = torch.full((1,), math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 0  # as PyTorch's: chapter 05 shows why, and the cure
