@@ -55,6 +55,7 @@ class Gradients:
         flat = [tensor.detach().flatten().to("cpu", torch.float32).abs() for tensor in tensors]
         sizes = torch.cat(flat) if flat else torch.empty(0)
         self.sizes = sizes[sizes > 0].sort().values
+        self.infinite = int(self.sizes.isinf().sum())
         if not len(self.sizes):
             raise ValueError("there is no gradient other than 0 and NaN here: was backward() called before this?")
 
@@ -83,7 +84,7 @@ class Gradients:
 
     def histogram(self, fmt: FloatFormat, exponent: int) -> ZoneHistogram:
         """Count the scaled sizes by exponent and zone, as `underflow.zone_histogram` does."""
-        finite = self.sizes[: len(self) - self._infinite()]
+        finite = self.sizes[: len(self) - self.infinite]
         if not len(finite):
             return ZoneHistogram((), {zone: () for zone in ZONES}, len(self))
         low, high = (math.frexp(float(end))[1] - 1 + exponent for end in (finite[0], finite[-1]))
@@ -96,10 +97,7 @@ class Gradients:
             place = math.frexp(cut)[1] - 1 - low
             if 0 <= place < len(exponents):
                 counts[ZONES[sum(cut >= threshold for threshold in thresholds)]][place] += end - start
-        return ZoneHistogram(tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, self._infinite())
-
-    def _infinite(self) -> int:
-        return int(self.sizes.isinf().sum())
+        return ZoneHistogram(tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, self.infinite)
 
     def _below(self, cuts: Sequence[float], exponent: int) -> list[int]:
         """Return how many sizes are below each cut after scaling."""
