@@ -15,14 +15,21 @@ _DEEP = 4  # tables in tables, looked into this far: a list may hold itself
 
 
 def is_blank(answer: Any, depth: int = 0) -> bool:
-    """Tell whether nothing was written yet: `...`, a function with only `...` in it, or only such things inside."""
+    """Tell whether nothing was written yet: `...`, a function with only `...` in it, or only such things inside.
+
+    A class is blank if its methods are, or if it holds a docstring and nothing else.
+    """
     if answer is ...:
         return True
     if type(answer) in (dict, list, tuple):
         inside = list(answer.values() if isinstance(answer, dict) else answer)
         return bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
     if issubclass(type(answer), type):
-        own = [value for value in vars(answer).values() if isinstance(value, types.FunctionType)]
+        members = vars(answer)
+        bare = [v.__func__ if isinstance(v, staticmethod | classmethod) else v for v in members.values()]
+        own = [value for value in bare if isinstance(value, types.FunctionType)]
+        if not own and members.get("__doc__"):  # a class to fill in from the first line on
+            return all(name.startswith("_") for name in members)
         return bool(own) and all(is_blank(function) for function in own)
     code = _code_of(answer)
     return code is not None and _does_nothing(code)

@@ -26,3 +26,8 @@ def tensor_like(got: Any, shape: torch.Size, what: str) -> Tensor:
     if got.shape != shape:
         raise Wrong(f"{what} has the shape {tuple(shape)}, and yours has {tuple(got.shape)}")
     return got.detach()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Write a dtype as a reader would: torch.float32 → "float32"."""
+    return str(dtype).removeprefix("torch.")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from amp_course.checking import Wrong
+from amp_course.checking.witness import Notes, WatchedScaler, WatchedSGD, drawn_seed
 from amp_course.kit.memory import gradient_bytes, optimizer_bytes, parameter_bytes
-from amp_course.loop.witness import Notes, WatchedScaler, WatchedSGD, drawn_seed
 
 INF, NAN = float("inf"), float("nan")
 

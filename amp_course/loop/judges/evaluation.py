@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.checking import Wrong
-from amp_course.loop.witness import drawn_seed
+from amp_course.checking.witness import drawn_seed
 
 
 class _DropoutNet(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amp_course.checking import Wrong
-from amp_course.loop.witness import drawn_seed
+from amp_course.checking.witness import drawn_seed
 
 LAUNCH, LOAD = 0.0002, 0.030  # seconds of the CPU: to hand a step to the device, to load a batch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from amp_course.checking import Wrong
+from amp_course.checking.stepping import about_clearing, about_passes, about_step
+from amp_course.checking.witness import Scene, drawn_seed
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, Recipe
 from amp_course.loop.train import RunRecord, train
-from amp_course.loop.witness import Notes, Scene, drawn_seed
 
 # What the scaler says of a step that was put together wrongly; the notes tell which call is at fault.
 _SCALER_SAYS = re.compile(r"inf checks|_scale is None|already been called|FP16 gradients")
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def judge_autocast(answer: Callable[..., Any]) -> None:
@@ -83,67 +82,12 @@ def _reference(
 
 def _diagnose(scene: Scene, steps: int, recipe: Recipe) -> None:
     """Raise `Wrong` for the first fault that the notes of `steps` steps show."""
-    _about_parameters(scene)
-    _about_autocast(scene.notes, recipe)
-    _about_passes(scene.notes.count(), steps)
+    assert recipe.dtype is not None
+    about_passes(scene, steps, recipe.dtype)
     if scene.scaler is None:
-        _about_step(scene, steps)
+        about_step(scene, steps)
     else:
         _about_scaler(scene, steps)
-
-
-def _about_parameters(scene: Scene) -> None:
-    dtypes = {parameter.dtype for parameter in scene.model.parameters()}
-    if dtypes != {torch.float32}:
-        names = " and ".join(sorted(_NAMES.get(dtype, str(dtype)) for dtype in dtypes))
-        raise Wrong(
-            f"the model's parameters are {names} now: `.half()` and `.bfloat16()` convert the weights themselves. Under AMP "
-            "they stay float32 and autocast casts copies, op by op"
-        )
-
-
-def _about_autocast(notes: Notes, recipe: Recipe) -> None:
-    wanted = _NAMES[recipe.dtype] if recipe.dtype else "float32"
-    seen = set(notes.layer_dtypes)
-    if not seen:
-        raise Wrong("the model was never called: the forward pass is `model(inputs)`")
-    if seen == {torch.float32}:
-        raise Wrong(
-            "the forward pass ran outside of autocast: the first Linear gave float32. Put `model(inputs)` inside "
-            f"`with torch.autocast(inputs.device.type, dtype=torch.{wanted}):`"
-        )
-    if seen != {recipe.dtype}:
-        raise Wrong(
-            f"the first Linear gave {_NAMES.get(notes.layer_dtypes[0], '?')}, and the task asks for {wanted}: hand autocast "
-            f"`dtype=torch.{wanted}`"
-        )
-    if not notes.loss_in_autocast:
-        raise Wrong("`loss_fn` was never called: the loss is `loss_fn(model(inputs), targets)`")
-    if not all(notes.loss_in_autocast):
-        raise Wrong(
-            f"the loss was computed outside of the autocast region, in {_NAMES.get(notes.loss_dtypes[0], '?')}: inside, "
-            "autocast runs cross-entropy in float32, and out here nobody does. Move `loss_fn` into the `with` block"
-        )
-    if any(notes.backward_in_autocast):
-        raise Wrong(
-            "`backward()` ran inside of the autocast region. Backward ops run in the dtype of their forward op by "
-            "themselves; PyTorch advises against the region there, and a cast made twice can change gradients. End the "
-            "`with` block before `backward()`"
-        )
-
-
-def _about_passes(seen: Counter[str], steps: int) -> None:
-    if seen["backward"] < steps:
-        raise Wrong(f"`backward()` ran {seen['backward']} times in {steps} steps: without it there are no gradients")
-    if seen["forward"] > steps:
-        raise Wrong(f"the model ran {seen['forward']} times in {steps} steps: one forward pass a step is enough")
-
-
-def _about_step(scene: Scene, steps: int) -> None:
-    seen = scene.notes.count()
-    if seen["step"] < steps:
-        raise Wrong(f"`optimizer.step()` ran {seen['step']} times in {steps} steps: the weights never learn")
-    _about_clearing(scene, "step")
 
 
 def _about_scaler(scene: Scene, steps: int) -> None:
@@ -164,7 +108,7 @@ def _about_scaler(scene: Scene, steps: int) -> None:
             f"`optimizer.step()` was called directly: it applied gradients {scale:,.0f} times too large, and would apply "
             "inf and NaN too. `scaler.step(optimizer)` divides by the scale first and skips a step that overflowed"
         )
-    _about_clearing(scene, "scaler.step")
+    about_clearing(scene, "scaler.step")
     if seen["scaler.step"] < steps:
         raise Wrong(
             f"`scaler.step(optimizer)` ran {seen['scaler.step']} times in {steps} steps: the weights never learn"
@@ -173,20 +117,6 @@ def _about_scaler(scene: Scene, steps: int) -> None:
         raise Wrong(
             f"`scaler.update()` ran {seen['update']} times in {steps} steps: the scale would stay where it began, too large "
             "for ever after an overflow. Call it after every `scaler.step(optimizer)`, skipped or not"
-        )
-
-
-def _about_clearing(scene: Scene, step: str) -> None:
-    if scene.notes.between("backward", step, "zero_grad"):
-        raise Wrong(
-            "the gradients were cleared between `backward()` and the step, so the step has nothing to apply: call "
-            "`optimizer.zero_grad()` before `backward()` or after the step"
-        )
-    kept = any(parameter.grad is not None for parameter in scene.model.parameters())
-    if scene.notes.count()["zero_grad"] == 0 and kept:
-        raise Wrong(
-            "the gradients are never cleared, so every step adds the old ones to the new: call `optimizer.zero_grad()` once "
-            "a step"
         )
 
 

@@ -1,0 +1,1 @@
+"""How the answers of chapter 04 are judged, one module for each kind of task."""
