@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from amp_course.autocast.panel import DtypeTrace
 from amp_course.bits.formats import FORMATS
 from amp_course.bits.panel import BitExplorer
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.panel import Panel
 from amp_course.positions.panel import CollisionExplorer
+from amp_course.scaler.panel import ScaleExplorer
 from amp_course.underflow.panel import RangeExplorer
 from benchmarks.in_turn import Record, arguments, warn_if_busy
 
@@ -68,6 +70,34 @@ def colliding() -> tuple[Panel, Callable[[], Event]]:
     )
 
 
+def tracing() -> tuple[Panel, Callable[[], Event]]:
+    """Change the model, policy, dtype, pass and module of the DtypeTrace; every trace is made anew, none is kept."""
+    panel = DtypeTrace()
+
+    def draw() -> Event:
+        panel._traces.clear()
+        menus = (panel.model, panel.policy, panel.dtype, panel.phase, panel.module)
+        return _moved(
+            [],
+            [(menu, [option[1] if isinstance(option, tuple) else option for option in menu.options]) for menu in menus],
+        )
+
+    return panel, draw
+
+
+def scaling() -> tuple[Panel, Callable[[], Event]]:
+    """Move the loss scale of the ScaleExplorer; change its format, kind of gradients and layer."""
+    panel = ScaleExplorer()
+    return panel, lambda: _moved(
+        [(panel.exponent, panel.exponent.min, panel.exponent.max)],
+        [
+            (panel.format, [fmt for _, fmt in panel.format.options]),
+            (panel.kind, ["outputs", "weights"]),
+            (panel.layer, panel.layer.options),
+        ],
+    )
+
+
 def _moved(sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[Any, Sequence[Any]]]) -> Event:
     """Return the event of one slider or menu, drawn at random, set to another value."""
     chosen = random.randrange(len(sliders) + len(menus))
@@ -85,6 +115,8 @@ PANELS: dict[str, tuple[Callable[[], tuple[Panel, Callable[[], Event]]], float]]
     "BitExplorer": (toggling, 50.0),
     "RangeExplorer": (sliding, 120.0),
     "CollisionExplorer": (colliding, 120.0),
+    "DtypeTrace": (tracing, 120.0),
+    "ScaleExplorer": (scaling, 120.0),
 }
 
 
