@@ -1,0 +1,168 @@
+"""What chapter 04 says in prose, and about cells whose outputs are not compared."""
+
+import inspect
+import warnings
+from threading import Thread
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_course.autocast import is_fake, probe_policy, region, stage, trace
+from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return probe_policy("cpu", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    return probe_policy("cuda", torch.float16)
+
+
+def test_answers_to_the_panels_questions():
+    net = trace(SimpleNet(8), torch.randn(2, 8))
+    assert (net["linear1"].casts, net["linear2"].casts) == (3, 2)
+    gpt = trace(CharGPT(9, context=8, layers=1, heads=2, width=8), torch.randint(0, 9, (2, 8)))
+    assert gpt["blocks.0"].inputs == gpt["blocks.0"].outputs == (torch.float32,)
+    assert not [op for op in gpt.of("blocks.0") if op.cast]  # type promotion, no cast
+    norm = trace(DigitsResNet(4), torch.rand(2, 1, 8, 8))["norm"]
+    assert norm.inputs == norm.outputs == (torch.bfloat16,) and norm.casts == 0
+    assert norm.computed == (torch.bfloat16, torch.float32)
+
+
+def test_the_text_is_not_contradicted_for_cuda_and_is_for_the_cpu(cpu, cuda):
+    def contradicted(policy):
+        return [row.op for row in policy.disagreements() if row.listed != "not listed"]
+
+    assert contradicted(cuda) == [] and len(contradicted(cpu)) > 20 and "softmax" in contradicted(cpu)
+    if cuda.fake:
+        assert cuda["GRUCell"].verdict == "cannot run"
+    for op in ("softmax", "layer_norm", "exp", "pow", "sum"):
+        assert (cpu[op].verdict, cuda[op].verdict) == ("unchanged", "fp32")
+    assert cuda["scaled_dot_product_attention"].verdict == "lower"
+    verdicts = {row.verdict for policy in (cpu, cuda) for row in policy}
+    assert verdicts - {"cannot run"} == {"lower", "fp32", "widest", "unchanged", "refused"}
+
+
+class Log(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.products.append(result.dtype)
+        return result
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient.float() @ w.T, x.T @ gradient.float()
+
+
+def test_backward_inside_lowers_the_products_of_a_custom_backward():
+    x, w = torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)
+    for inside, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = Product.apply(x, w).sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside), Log() as log:
+            loss.backward()
+        assert log.products == [dtype] * 2
+
+
+def test_a_bf16_cross_entropy_keeps_three_digits():
+    logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0)).bfloat16() * 5
+    classes = torch.arange(64) % 50
+    exact, outside = F.cross_entropy(logits.double(), classes), F.cross_entropy(logits, classes)
+    assert outside.dtype == torch.bfloat16 and 1e-4 < abs(outside - exact) / exact < 2**-8
+
+
+def test_a_custom_function_fails_without_and_works_with_the_decorators():
+    class Naive(Product):
+        @staticmethod
+        def backward(ctx, gradient):
+            x, w = ctx.saved_tensors
+            return gradient @ w.T, x.T @ gradient
+
+    class Safe(Naive):
+        forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cpu"))
+        backward = staticmethod(torch.amp.custom_bwd(Naive.backward, device_type="cpu"))
+
+    class Full(Naive):
+        forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cpu", cast_inputs=torch.float32))
+        backward = staticmethod(torch.amp.custom_bwd(Naive.backward, device_type="cpu"))
+
+    x, w = torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        naive, safe, full = (function.apply(x, w) for function in (Naive, Safe, Full))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        naive.sum().backward()
+    safe.sum().backward()
+    assert w.grad.dtype == torch.float32 and safe.dtype == torch.bfloat16 and full.dtype == torch.float32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the old names work")
+def test_the_old_names_warn_and_switch_themselves_off():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler = torch.cuda.amp.GradScaler()
+        with torch.cuda.amp.autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert not scaler.is_enabled()
+    assert [warning.category for warning in caught] == [FutureWarning, UserWarning] * 2
+
+
+def test_data_parallel_carries_on_or_off_and_no_dtype():
+    source = inspect.getsource(torch.nn.parallel.parallel_apply)
+    assert "enabled=autocast_enabled" in source and "get_autocast_dtype" not in source
+    seen = []
+    with stage("cuda"), region("cuda", torch.bfloat16):
+        thread = Thread(target=lambda: seen.append(torch.get_autocast_dtype("cuda")))
+        thread.start()
+        thread.join()
+    assert seen == [torch.float16]
+
+
+@pytest.mark.skipif(not is_fake("cuda"), reason="real CUDA autocast needs no stand-in")
+def test_autocast_for_cuda_leaves_tensors_on_the_cpu_alone():
+    with region("cuda", torch.float16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_model_cast_once_is_half_and_autocast_comes_on_top():
+    net, x = SimpleNet(16), torch.randn(1, 16)
+    held = sum(p.numel() * 4 for p in net.parameters())
+    with torch.inference_mode():
+        assert trace(net, x).cast_bytes() == held // 2 + 2 * x.numel()
+        assert trace(net.bfloat16(), x.bfloat16()).cast_bytes() == 0
+
+
+def test_nested_regions_share_the_cache_until_the_outermost_ends():
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+    def twice():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            before = layer(x)
+        with torch.no_grad():
+            layer.weight.add_(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.equal(before, layer(x))
+
+    assert not twice()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert twice()
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        assert not twice()  # inner regions take it over

@@ -1,0 +1,162 @@
+"""The panel without a browser: its controls drive it, faults are told in place, and it redraws from kept traces."""
+
+import base64
+import html
+import io
+import re
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from amp_course.autocast import is_fake
+from amp_course.autocast.panel import DtypeTrace
+from amp_course.autocast.trace import trace
+from amp_course.autocast.views import chips, panel_view
+
+
+@pytest.fixture(scope="module")
+def panel():
+    return DtypeTrace()
+
+
+@pytest.fixture(autouse=True)
+def fresh_choice(request):
+    if "panel" in request.fixturenames:
+        panel = request.getfixturevalue("panel")
+        panel.model.value, panel.policy.value = "SimpleNet", "cpu"
+        panel.dtype.value, panel.phase.value = torch.bfloat16, "forward"
+
+
+def text_of(panel):
+    return html.unescape(re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", panel.view.value)))
+
+
+def test_opens_on_simple_net_under_the_cpus_policy(panel):
+    said = text_of(panel)
+    assert (
+        'SimpleNet under autocast("cpu", bf16)' in said and "7 casts inserted (6 of weights, 1 of activations)" in said
+    )
+    assert panel.module.value == "linear1" and "cast of linear1.weight, inserted by autocast" in said
+    assert panel.message.value == ""
+
+
+def test_controls_change_the_view(panel):
+    panel.dtype.value = torch.float16
+    assert "fp16" in text_of(panel) and "bf16" not in text_of(panel)
+    panel.dtype.value = None
+    assert "no autocast" in text_of(panel) and "0 casts inserted" in text_of(panel) and "fp16" not in text_of(panel)
+    panel.dtype.value, panel.phase.value = torch.bfloat16, "backward"
+    assert "6 gradients cast back" in text_of(panel) and "ToCopyBackward0" in text_of(panel)
+    panel.phase.value, panel.module.value = "forward", "(model)"
+    assert "▸ (model)" in text_of(panel) and "relu" in text_of(panel)
+
+
+def test_all_choices_show_something(panel):
+    views = set()
+    for model in panel.model.options:
+        panel.model.value = model
+        assert list(panel.module.options) == [row.path for row in panel.trace.modules]
+        for policy in ("cpu", "cuda"):
+            panel.policy.value = policy
+            for dtype in (torch.bfloat16, torch.float16, None):
+                panel.dtype.value = dtype
+                assert "Nothing changed" not in panel.message.value and model in text_of(panel)
+                views.add(panel.view.value)
+    assert len(views) == 3 * 2 * 3
+
+
+@pytest.mark.skipif(not is_fake("cuda"), reason="there is a GPU")
+def test_cuda_is_said_to_be_fake(panel):
+    panel.policy.value = "cuda"
+    assert "fake" in text_of(panel) and "fake" in panel.policy.options[1][0]
+    assert "No backward pass: autograd needs a real GPU" in panel.message.value
+    panel.phase.value = "backward"
+    assert "No backward pass: autograd needs a real GPU" in text_of(panel)
+
+
+def test_a_choice_made_before_is_not_traced_again(panel, monkeypatch):
+    panel.dtype.value = torch.float16
+    monkeypatch.setattr("amp_course.autocast.panel.trace", lambda *args, **kwargs: pytest.fail("traced again"))
+    panel.dtype.value = torch.bfloat16
+    panel.dtype.value = torch.float16
+    panel.phase.value, panel.module.value = "backward", "linear2"
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        if x.dtype == torch.float32 and torch.get_autocast_dtype("cpu") == torch.float16:
+            raise ValueError("<b>no fp16</b>")
+        return x
+
+
+def test_a_model_of_ones_own_and_what_it_raises():
+    model = Fails()
+    panel = DtypeTrace(model, torch.ones(2))
+    assert panel.model.value == "yours: Fails" and "Fails under autocast" in text_of(panel)
+    before = panel.view.value
+    panel.dtype.value = torch.float16
+    assert "Nothing changed" in panel.message.value and "&lt;b&gt;no fp16" in panel.message.value
+    assert panel.view.value == before
+    panel.dtype.value = torch.bfloat16
+    assert "Nothing changed" not in panel.message.value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no model",), "wants an nn.Module"),
+        ((nn.Linear(2, 2), torch.ones(3)), "raised RuntimeError"),
+        ((nn.Linear(2, 2),), ""),
+    ],
+)
+def test_a_bad_model_is_told_at_the_start_and_the_course_models_still_work(arguments, words):
+    panel = DtypeTrace(*arguments)
+    assert "Nothing changed" in panel.message.value and words in panel.message.value and panel.trace is None
+    assert panel.still().axes
+    panel.model.value = "SimpleNet"
+    assert "SimpleNet under" in text_of(panel)
+
+
+def test_works_in_a_cell_under_no_grad_and_in_a_region():
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.float16):
+        panel = DtypeTrace()
+    assert panel.trace.has_backward and "bf16" in text_of(panel)
+
+
+def test_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    DtypeTrace()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_control_is_named_and_told(panel):
+    for control in (panel.model, panel.policy, panel.dtype, panel.phase, panel.module):
+        assert control.description and control.tooltip
+    assert repr(panel) == "DtypeTrace()"
+
+
+def test_carries_a_picture_for_pages_without_a_kernel(panel):
+    bundle = panel._repr_mimebundle_()
+    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).width > 700
+
+
+def test_names_are_escaped_and_long_lists_cut():
+    class Many(nn.Module):
+        def forward(self, x):
+            for _ in range(100):
+                x = x + 1
+            return x
+
+    view = panel_view(trace(Many(), torch.ones(2)), "forward", "(model)")
+    assert "and 40 more ops" in view
+    odd = nn.ModuleDict({"<b>": nn.Linear(2, 2)})
+    odd.forward = lambda x: odd["<b>"](x)
+    assert (
+        "<b></td>" not in (view := panel_view(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
+    )
+
+
+def test_a_chip_has_its_name_beside_its_colour():
+    assert "fp32" in chips([torch.float32]) and "int64" in chips([torch.int64]) and "–" in chips([])

@@ -1,0 +1,476 @@
+"""`trace` against plain forward hooks under a plain `torch.autocast`; and that it leaves everything as it was."""
+
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from amp_course.autocast import TraceError, is_fake, trace
+from amp_course.autocast.events import short
+from amp_course.autocast.stand import _get, moved_copy
+from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def models():
+    torch.manual_seed(0)
+    return {
+        "SimpleNet": (SimpleNet(8), (torch.randn(2, 8),)),
+        "DigitsResNet": (DigitsResNet(4), (torch.rand(2, 1, 8, 8),)),
+        "CharGPT": (CharGPT(9, context=8, layers=2, heads=2, width=8), (torch.randint(0, 9, (2, 8)),)),
+        "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (torch.randn(2, 5, 16),)),
+        "LSTM": (nn.LSTM(3, 4), (torch.randn(5, 2, 3),)),
+    }
+
+
+def hooked_dtypes(model, inputs, dtype):
+    """The oracle: output dtypes of every module, in the order of calls, seen by ordinary hooks."""
+    seen, handles = {}, []
+    for path, module in model.named_modules():
+
+        def hook(module, args, output, path=path or "(model)"):
+            seen[path] = tuple(t.dtype for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+
+        handles.append(module.register_forward_hook(hook))
+    with torch.random.fork_rng(), torch.autocast("cpu", dtype=dtype):
+        model(*inputs)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("name", models())
+def test_agrees_with_forward_hooks_on_every_module(name, dtype, training):
+    model, inputs = models()[name]
+    if (name, dtype) == ("LSTM", torch.float16):
+        pytest.skip("oneDNN has no LSTM in fp16")
+    model.train(training)
+    expected = hooked_dtypes(model, inputs, dtype)
+    traced = trace(model, *inputs, device_type="cpu", dtype=dtype)
+    found = {row.path: row.outputs for row in traced.modules if row.calls}
+    assert found == {path: tuple(dict.fromkeys(outputs)) for path, outputs in expected.items()}
+    assert len(found) > 1 or name == "LSTM"
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_encoders_fast_path_stays_the_fast_path(mode):
+    model, inputs = models()["encoder"]
+    model.eval()
+    with mode():
+        traced = trace(model, *inputs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = model(*inputs)
+    assert [row.path for row in traced.modules] == ["(model)"]  # it calls no module inside
+    assert traced["(model)"].outputs == (expected.dtype,)
+    assert "_transformer_encoder_layer_fwd" in [op.op for op in traced]
+    assert not traced.has_backward and "switched off" in traced.notes[0]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, None])
+@pytest.mark.parametrize("name", models())
+def test_changes_no_bit_of_the_result(name, dtype):
+    model, inputs = models()[name]
+    if (name, dtype) == ("LSTM", torch.float16):
+        pytest.skip("oneDNN has no LSTM in fp16")
+    kept = []
+    handle = model.register_forward_hook(
+        lambda module, args, output: kept.append(
+            [t.detach().clone() for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+        )
+    )
+    for watched in (True, False):
+        torch.manual_seed(3)
+        if watched:
+            trace(model, *inputs, device_type="cpu", dtype=dtype)
+        else:
+            with torch.autocast("cpu", dtype=dtype, enabled=True) if dtype else nullcontext():
+                model(*inputs)
+    handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+
+
+class Counter(nn.Module):
+    """Has everything that a careless tracer changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.line = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.eval()
+        x.mul_(2)
+        return F.dropout(self.line(self.norm(x)), 0.5) + random.random()
+
+
+class Breaks(Counter):
+    def forward(self, x):
+        super().forward(x)
+        raise OverflowError("the third wheel came off")
+
+
+@pytest.mark.parametrize("kind", [Counter, Breaks])
+def test_leaves_everything_as_it_was(kind):
+    model, x = kind(), torch.randn(3, 4)
+    model.line.weight.grad = torch.ones(4, 4)
+    torch.manual_seed(7)
+    random.seed(7)
+    before_x, before = x.clone(), {name: one.clone() for name, one in model.state_dict().items()}
+    modules = dict(nn.Module.__dict__)
+    try:
+        trace(model, x, device_type="cpu", dtype=torch.float16)
+    except TraceError as error:
+        assert isinstance(error.__cause__, OverflowError) and kind is Breaks
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert torch.equal(x, before_x) and torch.equal(model.line.weight.grad, torch.ones(4, 4))
+    assert model.norm.weight.grad is None and model.training and model.line.training
+    assert not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
+    assert dict(nn.Module.__dict__) == modules
+    after, again = torch.rand(1), random.random()
+    torch.manual_seed(7)
+    random.seed(7)
+    assert after == torch.rand(1) and again == random.random()
+
+
+def test_inside_a_region_of_the_caller():
+    model, (x,) = models()["SimpleNet"]
+    alone = trace(model, x, dtype=torch.float16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x)  # leaves casts in the cache
+        inside = trace(model, x, dtype=torch.float16)
+        off = trace(model, x, dtype=None)
+        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert model(x).dtype == torch.bfloat16
+    assert inside.ops == alone.ops
+    assert off.casts() == [] and off["(model)"].outputs == (torch.float32,)
+
+
+def test_simple_net_exactly():
+    """7 casts: three weights, three biases, and the input; the activations in between are low already."""
+    model, inputs = models()["SimpleNet"]
+    traced = trace(model, *inputs)
+    expected = [f"linear{n}.{part}" for n in (1, 2, 3) for part in ("bias", "weight")]
+    assert sorted(op.source for op in traced.casts()) == sorted([*expected, "activation"])
+    assert traced.cast_bytes() == 2 * sum(p.numel() for p in model.parameters()) + 2 * inputs[0].numel()
+    back = traced.casts("backward")
+    assert sorted(op.source for op in back) == sorted(expected)
+    assert traced.cast_bytes("backward") == 4 * sum(p.numel() for p in model.parameters())
+    assert {op.inputs + op.outputs for op in back} == {(torch.bfloat16, torch.float32)}
+    products = [op for op in traced if op.phase == "backward" and op.op == "mm"]
+    assert [op.module for op in products] == ["linear3", "linear3", "linear2", "linear2", "linear1"]
+    assert {op.outputs for op in products} == {(torch.bfloat16,)}
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.line(self.line(x).relu_())
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_a_module_used_twice_casts_its_weight_once(device_type):
+    traced = trace(Twice(), torch.randn(2, 4), device_type=device_type)
+    row = traced["line"]
+    assert (row.calls, row.casts, row.reused) == (2, 3, 2)
+    assert row.inputs == (torch.float32, torch.bfloat16) and row.cast_bytes == 2 * (16 + 4 + 8)
+    assert [op.reused for op in traced if op.reused] == [("line.bias", "line.weight")]
+
+
+def test_inference_mode_has_no_cache_of_weights():
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        assert trace(Twice(), x)["line"].casts == 3
+    with torch.inference_mode():
+        row = trace(Twice(), x)["line"]
+    assert (row.casts, row.reused, row.cast_bytes) == (5, 0, 2 * (16 + 4 + 8 + 16 + 4))
+
+
+def test_frozen_weights_are_cast_at_each_use():
+    model = Twice().requires_grad_(False)
+    assert (trace(model, torch.randn(2, 4))["line"].casts, trace(model, torch.randn(2, 4))["line"].reused) == (5, 0)
+
+
+class OwnCasts(nn.Module):
+    def forward(self, x):
+        y = x.to(torch.float16).float().type(torch.float64).to(dtype=torch.float32)
+        return y.half() + y.bfloat16() @ y.bfloat16().T
+
+
+def test_the_models_own_casts_are_not_autocasts():
+    traced = trace(OwnCasts(), torch.randn(3, 3))
+    assert traced.casts() == []
+    assert [op.call for op in traced if op.cast == "model"] == [
+        *("to", "float", "type", "to", "half", "bfloat16", "bfloat16"),
+    ]
+
+
+class Island(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.line(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.inner(x.float())
+
+
+@pytest.mark.skipif(not is_fake("cuda"), reason="with a GPU, autocast('cuda') in a model needs no fake")
+def test_cuda_without_a_gpu_says_that_it_is_fake():
+    traced = trace(SimpleNet(8), torch.randn(2, 8), device_type="cuda", dtype=torch.float16)
+    assert traced.fake and "fake" in str(traced) and not traced.has_backward and "real GPU" in traced.notes[0]
+    assert traced["linear1"].outputs == (torch.float16,)
+
+
+def test_an_island_of_fp32():
+    traced = trace(Island(), torch.randn(2, 4))
+    assert traced["inner"].inputs == traced["inner"].outputs == (torch.float32,) and traced["inner"].casts == 0
+    assert traced["line"].outputs == (torch.bfloat16,)
+
+
+class Both(nn.Module):
+    """An op on which the two policies differ."""
+
+    def forward(self, x):
+        return torch.softmax(x @ x.T, -1)
+
+
+def test_policies_of_cpu_and_cuda_differ():
+    x = torch.randn(3, 3)
+    assert trace(Both(), x, device_type="cpu")["(model)"].outputs == (torch.bfloat16,)
+    assert trace(Both(), x, device_type="cuda")["(model)"].outputs == (torch.float32,)
+
+
+@pytest.mark.parametrize("name", ["SimpleNet", "DigitsResNet", "CharGPT", "encoder"])
+def test_course_models_are_traced_on_cuda(name):
+    model, inputs = models()[name]
+    before = {key: one.clone() for key, one in model.state_dict().items()}
+    traced = trace(model, *inputs, device_type="cuda", dtype=torch.float16)
+    assert traced.casts() and {path for path, _ in model.named_modules() if path} >= {
+        row.path for row in traced.modules if row.path != "(model)"
+    }
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
+
+
+@dataclass
+class Packed:
+    logits: torch.Tensor
+    nothing: None = None
+
+
+class Gives(nn.Module):
+    def __init__(self, pack):
+        super().__init__()
+        self.line, self.pack = nn.Linear(4, 4), pack
+
+    def forward(self, x):
+        return self.pack(self.line(x))
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [Packed, lambda y: {"a": y, "b": None}, lambda y: (y, [y.long()]), lambda y: Packed({"deep": y})],
+    ids=["dataclass", "dict", "tuple", "nested"],
+)
+def test_outputs_in_any_wrapping(pack):
+    traced = trace(Gives(pack), torch.randn(2, 4))
+    assert traced["(model)"].outputs == (torch.bfloat16,) and traced.has_backward
+
+
+def test_an_output_of_none_and_one_without_a_gradient():
+    for pack in (lambda y: None, lambda y: y.detach(), lambda y: y.argmax()):
+        traced = trace(Gives(pack), torch.randn(2, 4))
+        assert not traced.has_backward and "nothing in the output depends" in traced.notes[0]
+        assert traced["line"].casts == 3
+
+
+class Complex(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x.float()).abs(), x.int() + 1, torch.view_as_real(x + 0j)
+
+
+def test_complex_and_integer_tensors_and_no_parameters():
+    traced = trace(Complex(), torch.randn(2, 4))
+    assert traced.casts() == [] and "nothing in the output depends" in traced.notes[0]
+    assert "complex64" in {short(dtype) for op in traced for dtype in op.outputs}
+    assert trace(nn.Identity(), torch.arange(3))["(model)"].outputs == ()
+    assert trace(nn.Identity(), None).device_type == "cpu"
+
+
+def test_inputs_that_need_gradients_have_a_backward_pass():
+    x = torch.randn(2, 4, requires_grad=True)
+    traced = trace(Both(), x @ torch.eye(4))
+    assert traced.has_backward and x.grad is None
+
+
+def test_a_loss_of_ones_own():
+    x, y = torch.randn(2, 8), torch.randn(2, 8)
+    model = SimpleNet(8)
+    traced = trace(model, x, loss=lambda output: F.mse_loss(output, y))
+    assert traced["(loss)"].outputs == (torch.float32,) and traced["(loss)"].inputs == (torch.bfloat16,)
+    assert any(op.op == "mse_loss_backward" and op.module == "(loss)" for op in traced)
+    for loss, words in ((lambda output: output, "a tensor of (2, 8)"), (lambda output: 3.0, "float")):
+        with pytest.raises(ValueError, match="starts from a scalar") as caught:
+            trace(model, x, loss=loss)
+        assert words in str(caught.value)
+
+
+def test_what_forward_raises_is_told_with_what_had_run():
+    class Late(SimpleNet):
+        def forward(self, x):
+            return super().forward(x) @ torch.zeros(3, 3)
+
+    with pytest.raises(
+        TraceError, match=r"forward pass of Late raised RuntimeError after \d+ ops, the last one"
+    ) as caught:
+        trace(Late(8), torch.randn(2, 8))
+    assert isinstance(caught.value.__cause__, RuntimeError) and str(caught.value.__cause__) in str(caught.value)
+    assert caught.value.trace["linear3"].outputs == (torch.bfloat16,)
+
+
+def test_what_backward_raises_is_told():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise KeyError("no way back")
+
+    with pytest.raises(TraceError, match="backward pass of Gives raised KeyError"):
+        trace(Gives(Bad.apply), torch.randn(2, 4))
+
+
+class Decides(nn.Module):
+    def forward(self, x):
+        return x * 2 if (x @ x.T).sum() > 0 else x
+
+
+@pytest.mark.skipif(not is_fake("cuda"), reason="only fake tensors have no values")
+def test_a_result_that_depends_on_values_is_explained_among_fakes():
+    trace(Decides(), torch.randn(3, 3), device_type="cpu")
+    with pytest.raises(TraceError, match="depends on values, and a fake tensor has none"):
+        trace(Decides(), torch.randn(3, 3), device_type="cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("net",), {}, TypeError, "wants an nn.Module and got a str"),
+        ((SimpleNet,), {}, TypeError, "the class SimpleNet: pass the model itself"),
+        (
+            (Twice(), torch.ones(2, 4, device="meta")),
+            {},
+            ValueError,
+            "'meta' device, which has no autocast, in the inputs",
+        ),
+        ((Twice().to("meta"), torch.ones(2, 4)), {}, ValueError, "in the model"),
+        ((Twice(), torch.ones(2, 4)), {"device_type": "tpu"}, ValueError, "has no autocast here"),
+        ((Twice(), torch.ones(2, 4)), {"device_type": "cuda:0"}, ValueError, "without a number"),
+        ((Twice(), torch.ones(2, 4)), {"dtype": torch.float32}, ValueError, "leave autocast off"),
+        ((Twice(), torch.ones(2, 4)), {"dtype": torch.float64}, ValueError, "torch.float64"),
+        ((Twice(), torch.ones(2, 4)), {"dtype": torch.int8}, ValueError, "torch.int8"),
+    ],
+)
+def test_bad_input_is_refused_with_cause_and_cure(arguments, options, error, words):
+    with pytest.raises(error) as caught:
+        trace(*arguments, **options)
+    assert words in str(caught.value)
+
+
+def test_prints_as_a_table():
+    traced = trace(Twice(), torch.randn(2, 4))
+    text = str(traced)
+    assert "line ×2" in text and "fp32 bf16" in text and "2 saved by the weight cache" in text
+    html = traced._repr_html_()
+    assert 'aria-label="modules, backward"' in html and "line × 2" in html
+    with pytest.raises(KeyError, match="there are: \\(model\\), line"):
+        traced["nowhere"]
+
+
+def test_checkpointed_modules_are_found_in_the_backward_pass():
+    from torch.utils.checkpoint import checkpoint
+
+    class Checked(Twice):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    traced = trace(Checked(), torch.randn(2, 4, requires_grad=True))
+    assert any(op.op == "addmm" and op.module == "line" for op in traced.of("line", "backward"))
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["CharGPT", "encoder"])
+def test_what_attention_casts_inside_itself_is_not_put_down_to_autocast(name, device_type):
+    model, inputs = models()[name]
+    assert {op.call for op in trace(model, *inputs, device_type=device_type).casts()} == {"linear"}
+
+
+def test_the_backward_pass_is_traced_outside_of_the_region():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, w = ctx.saved_tensors
+            return gradient.float() @ w.T, x.T @ gradient.float()
+
+    class Own(Twice):
+        def forward(self, x):
+            return Product.apply(x, self.line.weight)
+
+    products = [op for op in trace(Own(), torch.randn(2, 4)) if op.op == "mm"]
+    assert [op.outputs[0] for op in products] == [torch.bfloat16] + [torch.float32] * len(products[1:])
+    assert len(products) > 1
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        *(0, -1, slice(1), slice(None, None, 2), None, ..., (0, 1), (slice(None), -1), (..., 0)),
+        *((None, 1, ..., slice(2)), (0, ..., None), [1, 0, 1], torch.tensor([0, 1]), torch.tensor([True, False])),
+        (slice(None), torch.tensor([2, 0])),
+    ],
+    ids=str,
+)
+def test_indexing_of_fakes_is_that_of_tensors(index):
+    x = torch.arange(24).reshape(2, 3, 4)
+    assert torch.equal(_get(x, index), x[index])
+
+
+def test_a_copy_on_another_device_computes_the_same_and_keeps_tied_weights():
+    model, inputs = models()["CharGPT"]
+    model.head.weight = model.characters.weight
+    moved, arguments = moved_copy(model, (inputs, {}), "cpu", fake=False)
+    assert torch.equal(moved(*arguments[0]), model(*inputs))
+    assert moved.head.weight is moved.characters.weight is not model.head.weight and moved.head.weight.requires_grad
+
+
+def test_a_model_that_cannot_be_copied_says_why():
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(2, 2)
+            self.held = self.line(torch.ones(2))  # no leaf, which deepcopy refuses
+
+    with pytest.raises(ValueError, match="register_buffer"):
+        moved_copy(Holds(), ((), {}), "cpu", fake=False)

@@ -1,0 +1,72 @@
+"""Chapter 04 in a real browser: run it, and let its panel look into the course's models, by menu and by keyboard."""
+
+from playwright.sync_api import expect
+
+from tests.browser.notebook import cell_with, errors, open_notebook, picture, retype, run_all, use_theme
+
+
+def test_autocast_chapter_runs_and_its_panel_answers(lab, page, screenshots):
+    open_notebook(page, lab.url("notebooks/04_autocast.ipynb"))
+    seconds = run_all(page)
+    print(f"04: Run All in {seconds:.1f} s")
+    expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
+    expect(errors(page)).to_contain_text("mat1 and mat2 must have the same dtype")
+
+    panel = cell_with(page, "DtypeTrace()")
+    totals = (
+        panel.get_by_role("status")
+        .filter(has_text="under autocast")
+        .or_(panel.get_by_role("status").filter(has_text="no autocast"))
+    )
+    model, policy, dtype, direction, module = (
+        panel.get_by_label(name, exact=True) for name in ("model", "policy", "autocast to", "pass", "look into")
+    )
+    expect(totals).to_contain_text("7 casts inserted (6 of weights, 1 of activations)")
+    expect(panel.get_by_role("table", name="modules, forward").get_by_role("row")).to_have_count(5)
+
+    # The dtype by keyboard alone, then the others from their menus.
+    dtype.focus()
+    for key in ("Space", "ArrowDown", "Enter"):  # Space opens the menu: on a closed one, arrows move from cell to cell
+        page.keyboard.press(key)
+    expect(totals).to_contain_text('autocast("cpu", fp16)')
+    expect(panel.get_by_role("table", name="modules, forward")).to_contain_text("fp16")
+    dtype.select_option(label="off")
+    expect(totals).to_contain_text("0 casts inserted")
+    dtype.select_option(label="bf16")
+    module.select_option(label="linear2")
+    expect(panel.get_by_role("table", name="ops of linear2, forward")).to_contain_text("cast of linear2.weight")
+    direction.select_option(label="backward")
+    expect(totals).to_contain_text("6 gradients cast back")
+    expect(panel.get_by_role("table", name="ops of linear2, backward")).to_contain_text("the gradient’s way back")
+    direction.select_option(label="forward")
+    policy.select_option(index=1)
+    expect(totals).to_contain_text('autocast("cuda", bf16)')
+    model.select_option(label="CharGPT")
+    expect(panel.get_by_role("table", name="modules, forward")).to_contain_text("qkv")
+    module.select_option(label="blocks.0.qkv")
+    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "04_autocast_window.png"))
+    for width in (1500, 1000):
+        picture(page, screenshots / f"04_autocast_{width}.png", width)
+    use_theme(page, "JupyterLab Dark")
+    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    page.screenshot(path=str(screenshots / "04_autocast_window_dark.png"))
+    picture(page, screenshots / "04_autocast_dark.png", 1500)
+
+    # A model of the reader's own, and one that raises.
+    retype(page, panel, "DtypeTrace(nn.Linear(8, 2), x)")
+    mine = cell_with(page, "DtypeTrace(nn.Linear(8, 2), x)")
+    expect(mine.get_by_role("status").filter(has_text="Linear under autocast")).to_contain_text("3 casts inserted")
+    retype(page, mine, "DtypeTrace(nn.Linear(7, 2), x)")
+    wrong = cell_with(page, "DtypeTrace(nn.Linear(7, 2), x)")
+    expect(wrong.get_by_role("status").filter(has_text="Nothing changed")).to_contain_text("raised RuntimeError")
+
+
+def test_autocast_exercises_open_unattempted(lab, page, screenshots):
+    open_notebook(page, lab.url("my_work/04_autocast.ipynb"))
+    run_all(page)
+    expect(errors(page)).to_have_count(0)
+    expect(page.locator(".jp-OutputArea-output").get_by_text("Not attempted.")).to_have_count(6)
+    picture(page, screenshots / "04_exercises_1000.png", 1000)
