@@ -39,7 +39,7 @@ class DynamicScaler:
     """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean streak.
 
     The scale is a float32 number on the device of the first loss. With `enabled=False` every method hands through what
-    it is given, as in PyTorch.
+    it is given, as in PyTorch; but "cuda" without a GPU does not switch it off.
 
     Raises ValueError for an `init_scale` that is not positive and finite in float32, a `growth_factor` of 1 or less, a
     `backoff_factor` outside of 0 to 1, and a `growth_interval` below 1. (PyTorch looks at two of these.)

@@ -9,8 +9,9 @@ from matplotlib.patches import Patch
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
-from amp_course.kit.style import INK, new_figure, title
+from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
 from amp_course.kit.style import ZONES as LOOKS
+from amp_course.scaler.timeline import Timeline
 from amp_course.scaler.window import Window
 from amp_course.underflow.views import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram
@@ -57,3 +58,37 @@ def _columns(axis: object, columns: Mapping[int, Mapping[str, float]]) -> None:
         colour, hatch = LOOKS[zone]
         axis.bar(places, heights, 0.9, base, color=colour, hatch=hatch * 2, edgecolor="white", lw=0)  # type: ignore[attr-defined]
         base = [low + height for low, height in zip(base, heights, strict=True)]
+
+
+def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None) -> Figure:
+    """Draw the loss scale and the loss of a run, step by step, with the skipped steps marked on both.
+
+    marked: step → a few words about it, such as {50: "outlier"}
+    """
+    figure, (above, below) = new_figure(7.6, 4.0, rows=2, sharex=True)
+    steps = range(len(timeline.scales))
+    colour = FORMAT_COLOURS["fp16"]
+    above.step(steps, timeline.scales, where="post", color=colour, lw=1.5)
+    above.set_yscale("log", base=2)
+    below.plot(steps, timeline.losses, color=INK, lw=1.2)
+    skips = [step for step in steps if timeline.skipped[step]]
+    above.plot(skips, [timeline.scales[step] for step in skips], "x", color=INK, ms=7, mew=2, label="skipped step")
+    for axis in (above, below):
+        for step in skips:
+            axis.axvline(step, color=FAINT, lw=0.8, ls=":")
+    for step, words in (marked or {}).items():
+        below.annotate(
+            words,
+            (step, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -10),
+            fontsize=8,
+            textcoords="offset points",
+        )
+    if skips:
+        above.legend(fontsize=8, frameon=False, loc="upper right")
+    below.set_ylim(bottom=0)
+    below.set_xlabel("step", fontsize=8)
+    title(above, "The scale finds itself", "loss scale used, powers of two")
+    title(below, "Skipped steps leave the weights alone", "loss")
+    return figure

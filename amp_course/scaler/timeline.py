@@ -1,0 +1,65 @@
+"""Train under autocast with a scaler, and write down its scale, the loss and the skipped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a run did at each step: all three are as long as the run.
+
+    scales:  the loss scale that the step used
+    losses:  the loss, unscaled
+    skipped: whether the optimizer was not stepped, because a gradient was inf or NaN
+    """
+
+    scales: tuple[float, ...]
+    losses: tuple[float, ...]
+    skipped: tuple[bool, ...]
+
+
+def record_timeline(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    dtype: torch.dtype = torch.float16,
+    overflow_at: Collection[int] = (),
+) -> Timeline:
+    """Train a classifier on the batches, and return what happened.
+
+    scaler:      a `DynamicScaler` or `torch.amp.GradScaler`
+    batches:     x of any shape the model takes, y (batch,) of classes
+    overflow_at: numbers of steps, from 0, whose input is multiplied until fp16 overflows: an outlier in the data
+
+    A skip is seen by a hook of the optimizer, not guessed from the scale. Raises ValueError if there is no batch.
+    Example: record_timeline(model, optimizer, DynamicScaler("cpu"), batches, overflow_at={30}).skipped[30] → True
+    """
+    steps: list[int] = []
+    hook = optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    scales, losses, skipped = [], [], []
+    try:
+        for number, (x, y) in enumerate(batches):
+            outlier = torch.finfo(dtype).max if number in overflow_at else 1.0
+            scales.append(scaler.get_scale())
+            before = len(steps)
+            with torch.autocast(x.device.type, dtype=dtype):
+                loss = cross_entropy(model(x * outlier), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            skipped.append(len(steps) == before)
+    finally:
+        hook.remove()
+    if not scales:
+        raise ValueError("there was no batch to train on: a generator that was used up? Make the batches anew.")
+    return Timeline(tuple(scales), tuple(losses), tuple(skipped))
