@@ -1,11 +1,13 @@
 """The probe against plain `torch.autocast`, against PyTorch's own test lists and against its reference."""
 
+import importlib
 import logging
+import sys
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
-from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
 from torch.utils._pytree import tree_leaves
 
 from amp_course.autocast import probe_policy
@@ -85,13 +87,23 @@ RENAMED = {
 }
 
 
+@pytest.fixture
+def lists_of(monkeypatch):
+    """PyTorch's lists by device, without the rest of its test tools: those set torch's global flags for good."""
+    tools = ModuleType("torch.testing._internal.common_utils")
+    tools.TEST_WITH_ROCM, tools.TestCase = False, object
+    monkeypatch.setitem(sys.modules, tools.__name__, tools)
+    lists = importlib.import_module("torch.testing._internal.autocast_test_lists")
+    here = torch.device("cpu")
+    yield {"cpu": lists.AutocastCPUTestLists(here), "cuda": lists.AutocastTestLists(here)}
+    sys.modules.pop(lists.__name__)
+
+
 # The lists' own `_convolution` has the older signature, which the CPU casts and the newer not.
-@pytest.mark.parametrize(
-    ("device", "lists", "at_least"), [("cpu", AutocastCPUTestLists, 30), ("cuda", AutocastTestLists, 85)]
-)
+@pytest.mark.parametrize(("device", "at_least"), [("cpu", 30), ("cuda", 85)])
 @pytest.mark.parametrize("dtype", LOWER, ids=str)
-def test_agrees_with_the_lists_of_pytorchs_own_tests(policies, device, lists, at_least, dtype):
-    policy, lists, compared = policies[device, dtype], lists(torch.device("cpu")), set()
+def test_agrees_with_the_lists_of_pytorchs_own_tests(policies, lists_of, device, at_least, dtype):
+    policy, lists, compared = policies[device, dtype], lists_of[device], set()
     for listing, verdict in EXPECTED.items():
         for name in {entry[0] for entry in getattr(lists, listing, [])}:
             op = RENAMED.get(name, name)

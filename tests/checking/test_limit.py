@@ -7,6 +7,8 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -324,3 +326,28 @@ def test_ctrl_c_interrupts() -> None:
         within(30, busy)
     timer.join()
     assert time.monotonic() - began < 5
+
+
+def test_the_watchdog_leaves_a_process_in_which_profiling_works():
+    """On Python 3.11 a flag that it left up let the next function under `sys.setprofile` hang."""
+    code = """
+import sys, time
+from amp_course.checking import limit
+
+def late():
+    while True:
+        time.sleep(0.01)
+
+assert limit._by_watchdog(9, lambda: 3) == 3
+try:
+    limit._by_watchdog(0.1, late)
+except limit.TimeUp:
+    print("time up")
+seen = []
+sys.setprofile(lambda frame, event, argument: seen.append(event))
+(lambda: None)()
+sys.setprofile(None)
+print("profiled", "call" in seen)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[:2] == ["time up", "profiled True"], done.stderr

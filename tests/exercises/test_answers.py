@@ -34,8 +34,20 @@ def test_wrong_answer_is_told_why(exercise, mistake, case, record_property):
 
 @pytest.mark.parametrize(("exercise", "label", "answer"), answers("RIGHT"))
 def test_right_answer_passes(exercise, label, answer):
-    outcome = exercise.check(answer)
-    assert outcome.state == "correct", outcome.message
+    for _ in range(3):  # inputs are drawn anew
+        outcome = exercise.check(answer)
+        assert outcome.state == "correct", outcome.message
+
+
+@pytest.mark.parametrize(
+    "exercise", [one for one in EXERCISES if one.takes == "function"], ids=lambda exercise: exercise.id
+)
+def test_an_answer_that_raises_is_told_so(exercise):
+    def broken(*arguments, **named):
+        raise KeyError("mine")
+
+    outcome = exercise.check(broken)
+    assert outcome.state == "not yet" and "KeyError" in outcome.message
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

@@ -61,8 +61,10 @@ def _cases() -> Iterator[Case]:
     size = 2 * draw.randint(8, 32)
     for first in (0, draw.randint(2_000, 9_000)):  # near first: what is wrong there is no matter of digits
         positions = first + torch.arange(24)
+        # One draw for all: what passes by luck outside of autocast passes inside too, and is not put down to autocast.
+        x = torch.randn(2, 3, 24, size, generator=generator)
         for dtype, autocast in _DTYPES:
-            yield Case(torch.randn(2, 3, 24, size, generator=generator).to(dtype), positions, autocast)
+            yield Case(x.to(dtype), positions, autocast)
 
 
 def _compare(got: Tensor, case: Case) -> None:
@@ -75,15 +77,17 @@ def _compare(got: Tensor, case: Case) -> None:
     angles = exact_angles(case.positions, x.shape[-1])
     right = turned(x.double().float(), angles.cos(), angles.sin()).double()
     worst = _distance(got, right)
-    if worst <= _TOLERANCE[x.dtype]:
+    # At the first positions an error of digits is faint, and its cause hard to tell: the far ones will show it.
+    if worst <= _TOLERANCE[x.dtype] * (1 if case.positions[0] else 4):
         return
     if got.isnan().any():
         raise Wrong(f"{case.where}, NaN came out: is there a position or an angle that overflows in its dtype?")
     told = f"{case.where}, the result is off by {worst:.2g}"
-    for name, mistaken in _mistakes(case):
-        # A result that comes from this very mistake lies much nearer to it than to the right one.
-        if _distance(got, mistaken) < 0.25 * worst:
-            raise Wrong(f"{told}: {name}")
+    near = [(_distance(got, mistaken), name) for name, mistaken in _mistakes(case)]
+    nearest = min(off for off, _ in near)
+    # A result that comes from a mistake lies much nearer to it than to the right one. Of equals the first is told.
+    if nearest < 0.25 * worst:
+        raise Wrong(f"{told}: {next(name for off, name in near if off <= nearest + 0.02 * worst)}")
     raise Wrong(
         f"{told}: the turn of channel pair (c, c + d/2) at position p is p · 10000^(−2c/d), as in the code you were given"
     )

@@ -389,7 +389,7 @@ WRONG = {
         "leaks float32": (r_leaks, "carry it into attention"),
         "low frequencies": (r_low_frequencies, "inverse frequencies were cast to bf16"),
         "angles cast before cos": (r_low_angles, "before cos and sin"),
-        "all in x's dtype": (r_all_low, "are all in bf16, the dtype of x"),
+        "all in x's dtype": (r_all_low, ", the dtype of x: and what is lost"),
         "always bf16": (r_always_bf16, "whatever was computed in between"),
         "interleaved": (r_interleaved, "2c and 2c + 1"),
         "backwards": (r_backwards, "the sign of sin"),
