@@ -71,8 +71,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
-        if (ROOT / ".venv" / "installed.json").exists():
-            (folder / ".venv").symlink_to(ROOT / ".venv")
+        self._share_environment()
         settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
         settings.mkdir(parents=True)
         # Draw every cell, also those below the window: else what the test looks for is not in the page yet.
@@ -85,6 +84,20 @@ class Lab:
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         }
         self.process: subprocess.Popen[str] | None = None
+
+    def _share_environment(self) -> None:
+        """Let the copy use the packages of the clone's .venv, with a stamp of its own: several labs start at once, and one
+        that installed anew, for its new folder, would take the stamp from under the others.
+        """
+        venv, stamp = ROOT / ".venv", ROOT / ".venv" / "installed.json"
+        if not stamp.exists():
+            return
+        shared = self.folder / ".venv"
+        shared.mkdir()
+        for part in venv.iterdir():
+            if part != stamp:
+                (shared / part.name).symlink_to(part)
+        (shared / stamp.name).write_text(json.dumps(json.loads(stamp.read_text()) | {"folder": str(self.folder)}))
 
     def start(self) -> None:
         """Start the server as the README says, and wait until it answers; sets `address`, `token`, `seconds`."""
