@@ -16,15 +16,28 @@ def open_notebook(page: Page, url: str) -> None:
 
 
 def run_all(page: Page) -> float:
-    """Restart and run all cells from the menu, wait until the last has its number; return the seconds that took."""
-    page.get_by_role("menubar").get_by_text("Run", exact=True).click()
-    page.get_by_text("Restart Kernel and Run All Cells…", exact=True).click()
-    began = time.monotonic()
-    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    """Restart and run all cells from the menu, wait until the last has its number; return the seconds that took.
+
+    Now and then JupyterLab loses the run that it has just restarted for, and the cells wait for ever. A reader would ask
+    again, and so does this, once.
+    """
     prompts = code_cells(page).locator(".jp-InputPrompt")
-    expect(prompts.last).to_have_text("[*]:", timeout=MINUTE)  # the stored numbers are gone
-    expect(prompts.last).to_have_text("[" + str(prompts.count()) + "]:", timeout=3 * MINUTE)
-    return time.monotonic() - began
+    for last_try in (False, True):
+        page.get_by_role("menubar").get_by_text("Run", exact=True).click()
+        page.get_by_text("Restart Kernel and Run All Cells…", exact=True).click()
+        began = time.monotonic()
+        page.get_by_role("button", name="Confirm Kernel Restart").click()
+        expect(prompts.last).to_have_text("[*]:", timeout=MINUTE)  # the stored numbers are gone
+        try:
+            expect(prompts.last).to_have_text(
+                "[" + str(prompts.count()) + "]:", timeout=(3 if last_try else 1.5) * MINUTE
+            )
+            return time.monotonic() - began
+        except AssertionError:
+            if last_try:
+                raise
+            print("the run was lost after 90 s; once more")
+    raise AssertionError("not reached")
 
 
 def code_cells(page: Page) -> Locator:
