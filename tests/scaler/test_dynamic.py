@@ -131,7 +131,8 @@ def test_equals_pytorchs_scaler_over_drawn_schedules(record_property):
             ran["skips"] += action[0] == "step" and raised[0] is None and not stepped
 
     compare()
-    record_property("drawn schedules", ran)
+    record_property("drawn schedules", str(ran))
+    print(ran)
     assert ran["schedules"] >= 500 and min(ran.values()) > 100, ran
 
 
