@@ -57,7 +57,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Op:
+class SampleCall:
     """A call: `function(*arguments, **options)`, with Floats, Positive and Whole standing for tensors."""
 
     function: Callable[..., Any]
@@ -75,7 +75,7 @@ class Op:
         return tuple(map(built, self.arguments)), {name: built(one) for name, one in self.options.items()}
 
 
-def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> Op:
+def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> SampleCall:
     """Describe a call; a tuple of sizes stands for Floats of that shape."""
 
     def read(argument: Any) -> Any:
@@ -83,7 +83,7 @@ def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> Op:
             return [read(one) for one in argument]
         return Floats(argument) if isinstance(argument, tuple) else argument
 
-    return Op(function, tuple(map(read, arguments)), {name: read(one) for name, one in options.items()})
+    return SampleCall(function, tuple(map(read, arguments)), {name: read(one) for name, one in options.items()})
 
 
 def _ints(*shape: int, value: int = 1) -> Whole:
@@ -290,7 +290,7 @@ _LINALG = {
     "triangular_solve": _op(torch.triangular_solve, M, S),
 }
 
-GROUPS: dict[str, dict[str, Op]] = {
+GROUPS: dict[str, dict[str, SampleCall]] = {
     "products": _PRODUCTS,
     "point by point": _POINTWISE,
     "reductions": _REDUCTIONS,
@@ -299,4 +299,4 @@ GROUPS: dict[str, dict[str, Op]] = {
     "shapes and pictures": _SHAPES,
     "linear algebra and FFT": _LINALG,
 }
-OPS: dict[str, Op] = {name: op for group in GROUPS.values() for name, op in group.items()}
+OPS: dict[str, SampleCall] = {name: op for group in GROUPS.values() for name, op in group.items()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from amp_course.autocast.published import REFERENCE, TEXT
+from amp_course.checking.values import dtype_name
 
 VERDICTS = {
     "lower": "float inputs are cast to {lower}",
@@ -98,14 +99,14 @@ class Policy:
         lines = [f"{len(self)} ops under autocast({self.device_type!r}, {self.dtype}){self._how()}"]
         for verdict, meaning in VERDICTS.items():
             if ops := self.having(verdict):
-                lines.append(f"\n{verdict}: {meaning.format(lower=_name(self.dtype))} ({len(ops)})")
+                lines.append(f"\n{verdict}: {meaning.format(lower=dtype_name(self.dtype))} ({len(ops)})")
                 lines.append(textwrap.fill(" ".join(ops), 100, initial_indent="  ", subsequent_indent="  "))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br><small>{len(ops)} ops</small></th>"
-            f"<td style='text-align:left'><em>{meaning.format(lower=_name(self.dtype))}</em><br>"
+            f"<td style='text-align:left'><em>{meaning.format(lower=dtype_name(self.dtype))}</em><br>"
             f"{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
             for verdict, meaning in VERDICTS.items()
             if (ops := self.having(verdict))
@@ -115,10 +116,6 @@ class Policy:
 
     def _how(self) -> str:
         return ", on fake tensors: there is no such device here" if self.fake else ""
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:

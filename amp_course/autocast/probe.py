@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amp_course.autocast.ops import GROUPS, Op
+from amp_course.autocast.ops import GROUPS, SampleCall
 from amp_course.autocast.policy import Policy, Probed
 from amp_course.autocast.region import check_region, is_fake, region, stage
+from amp_course.checking.values import dtype_name
 
 
 @dataclass
@@ -59,7 +60,7 @@ def _float_of(result: Any, kernels: list[torch.dtype]) -> torch.dtype | None:
     return kernels[0] if kernels else None
 
 
-def _call(op: Op, device_type: str, dtype: torch.dtype, given: str, on: bool) -> _Seen:
+def _call(op: SampleCall, device_type: str, dtype: torch.dtype, given: str, on: bool) -> _Seen:
     order = iter([dtype] if given == "mixed" else [])
 
     def make(values: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-def probe_op(name: str, op: Op, group: str, device_type: str, dtype: torch.dtype) -> Probed:
+def probe_op(name: str, op: SampleCall, group: str, device_type: str, dtype: torch.dtype) -> Probed:
     """Call one op in every way and return its row."""
     given = ("fp32", "lower", "mixed")
     on = {how: _call(op, device_type, dtype, how, on=True) for how in given}
@@ -110,8 +111,7 @@ def probe_op(name: str, op: Op, group: str, device_type: str, dtype: torch.dtype
     verdict = _verdict(on, off, dtype)
     message = on["fp32"].error
     if verdict == "lower" and on["fp32"].dtype != dtype:
-        lower = str(dtype).removeprefix("torch.")
-        message = f"its products run in {lower}; a float32 input makes what comes out float32"
+        message = f"its products run in {dtype_name(dtype)}; a float32 input makes what comes out float32"
     return Probed(name, group, verdict, {how: on[how].dtype for how in given}, message)
 
 

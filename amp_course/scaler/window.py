@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amp_course.bits.formats import FloatFormat
-from amp_course.underflow.zones import ZONES, ZoneHistogram
+from amp_course.underflow.zones import ZONES, ZoneHistogram, starts
 
 EXPONENTS = range(-10, 41)  # the loss scales that are looked at, as powers of two
 SPARE = 0.001  # the share of gradients that a useful scale may lose
@@ -64,8 +64,8 @@ class Gradients:
 
     def fractions(self, fmt: FloatFormat, exponent: int) -> dict[str, float]:
         """Return the share of each zone of `ZONES` at a loss scale of 2^exponent, rounded as the format rounds."""
-        starts = [0, *self._below(_thresholds(fmt), exponent), len(self)]
-        return {zone: (end - start) / len(self) for zone, start, end in zip(ZONES, starts, starts[1:], strict=False)}
+        below = [0, *self._below(starts(fmt), exponent), len(self)]
+        return {zone: (end - start) / len(self) for zone, (start, end) in zip(ZONES, pairwise(below), strict=True)}
 
     def sweep(self, fmt: FloatFormat, exponents: Sequence[int] = EXPONENTS) -> dict[int, dict[str, float]]:
         """Return the shares at many loss scales: exponent → zone → share."""
@@ -89,14 +89,14 @@ class Gradients:
             return ZoneHistogram((), {zone: () for zone in ZONES}, len(self))
         low, high = (math.frexp(float(end))[1] - 1 + exponent for end in (finite[0], finite[-1]))
         exponents = range(low, high + 1)
-        cuts = sorted({*(2.0**e for e in exponents), 2.0 ** (high + 1), *_thresholds(fmt)})
+        zone_starts = starts(fmt)
+        cuts = sorted({*(2.0**e for e in exponents), 2.0 ** (high + 1), *zone_starts})
         below = self._below(cuts, exponent)
         counts = {zone: [0] * len(exponents) for zone in ZONES}
-        thresholds = _thresholds(fmt)
         for cut, (start, end) in zip(cuts, pairwise(below), strict=False):
             place = math.frexp(cut)[1] - 1 - low
             if 0 <= place < len(exponents):
-                counts[ZONES[sum(cut >= threshold for threshold in thresholds)]][place] += end - start
+                counts[ZONES[sum(cut >= first for first in zone_starts)]][place] += end - start
         return ZoneHistogram(tuple(exponents), {zone: tuple(row) for zone, row in counts.items()}, self.infinite)
 
     def _below(self, cuts: Sequence[float], exponent: int) -> list[int]:
@@ -106,13 +106,3 @@ class Gradients:
         floor = at.to(torch.float32)
         floor = torch.where(floor.double() < at, floor.nextafter(torch.tensor(math.inf)), floor)
         return torch.searchsorted(self.sizes, floor).tolist()
-
-
-def _thresholds(fmt: FloatFormat) -> tuple[float, float, float]:
-    """Return the smallest float32 number that becomes subnormal, normal and overflow when it is rounded."""
-    half = fmt.smallest_subnormal / 2
-    step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
-    middle = fmt.max + step / 2
-    # Ties go to the even neighbour: half of the smallest number to 0, half a step under the smallest normal up to it.
-    past = middle if fmt.max / step % 2 else math.nextafter(middle, math.inf)
-    return math.nextafter(half, 1.0), fmt.smallest_normal - half, past

@@ -96,9 +96,26 @@ def _overflows(scaled: Tensor, rounded: Tensor, fmt: FloatFormat) -> Tensor:
     if fmt.specials == "ieee":
         return rounded.isinf()
     # The others give their largest number instead of inf: compare with the middle of the step that would come next.
+    middle, tie_overflows = _end(fmt)
+    return scaled >= middle if tie_overflows else scaled > middle
+
+
+def _end(fmt: FloatFormat) -> tuple[float, bool]:
+    """Return the middle between the largest number and what would come next, and whether it is rounded past: to the even one."""
     step = 2.0 ** (fmt.max_exponent - fmt.significand_bits)
-    middle = fmt.max + step / 2
-    return scaled >= middle if fmt.max / step % 2 else scaled > middle  # a tie goes to the even one
+    return fmt.max + step / 2, bool(fmt.max / step % 2)
+
+
+def starts(fmt: FloatFormat) -> tuple[float, float, float]:
+    """Return the smallest float64 numbers that are rounded to subnormal, normal and overflow; `edges` is for pictures."""
+    half = fmt.smallest_subnormal / 2
+    middle, tie_overflows = _end(fmt)
+    # Ties go to the even neighbour: half of the smallest number to 0, half a step under the smallest normal up to it.
+    return (
+        math.nextafter(half, 1.0),
+        fmt.smallest_normal - half,
+        middle if tie_overflows else math.nextafter(middle, math.inf),
+    )
 
 
 @dataclass(frozen=True)

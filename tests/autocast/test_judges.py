@@ -180,7 +180,7 @@ def test_looking_for_decorators_of_cuda_leaves_its_autocast_as_it_was():
 
 
 def test_the_exact_loss_is_torchs_in_float64_and_its_mistakes_are_others():
-    scene = sigmoid.Scene(None)
+    scene = sigmoid.Examples(None)
     logits = scene.head(scene.features).detach().double()[:, 0]
     targets = scene.targets.double()
     want = F.binary_cross_entropy_with_logits(logits, targets)
@@ -190,7 +190,7 @@ def test_the_exact_loss_is_torchs_in_float64_and_its_mistakes_are_others():
 
 
 def test_the_largest_logits_of_a_scene_are_mistakes_that_have_to_teach():
-    scene = sigmoid.Scene(torch.float16)
+    scene = sigmoid.Examples(torch.float16)
     logits = scene.head(scene.features)[:, 0]
     assert logits[-2] > 50 and logits[-1] < -50
     assert scene.targets[-2:].tolist() == [0.0, 1.0]

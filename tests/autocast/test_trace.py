@@ -14,6 +14,7 @@ from amp_course.autocast import TraceError, is_fake, trace
 from amp_course.autocast.events import short
 from amp_course.autocast.stand import _get, moved_copy
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
+from tests.autocast.test_chapter import Product
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -423,17 +424,6 @@ def test_what_attention_casts_inside_itself_is_not_put_down_to_autocast(name, de
 
 
 def test_the_backward_pass_is_traced_outside_of_the_region():
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, w):
-            ctx.save_for_backward(x, w)
-            return x @ w
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x, w = ctx.saved_tensors
-            return gradient.float() @ w.T, x.T @ gradient.float()
-
     class Own(Twice):
         def forward(self, x):
             return Product.apply(x, self.line.weight)

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, picture, retype, run_all, use_theme
+from tests.browser.notebook import cell_with, errors, open_notebook, picture, portray, retype, run_all
 
 
 def test_autocast_chapter_runs_and_its_panel_answers(lab, page, screenshots):
@@ -44,16 +44,7 @@ def test_autocast_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     model.select_option(label="CharGPT")
     expect(panel.get_by_role("table", name="modules, forward")).to_contain_text("qkv")
     module.select_option(label="blocks.0.qkv")
-    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "04_autocast_window.png"))
-    for width in (1500, 1000):
-        picture(page, screenshots / f"04_autocast_{width}.png", width)
-    use_theme(page, "JupyterLab Dark")
-    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "04_autocast_window_dark.png"))
-    picture(page, screenshots / "04_autocast_dark.png", 1500)
+    portray(page, panel, screenshots, "04_autocast")
 
     # A model of the reader's own, and one that raises.
     retype(page, panel, "DtypeTrace(nn.Linear(8, 2), x)")

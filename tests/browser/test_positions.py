@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, picture, run_all, use_theme
+from tests.browser.notebook import cell_with, errors, open_notebook, picture, portray, run_all
 
 
 def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
@@ -61,16 +61,7 @@ def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     base.fill("500000")
     base.press("Enter")
     expect(panel).to_contain_text("head size 16, base 500000")
-    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "03_positions_window.png"))
-    for width in (1500, 1000):
-        picture(page, screenshots / f"03_positions_{width}.png", width)
-    use_theme(page, "JupyterLab Dark")
-    panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "03_positions_window_dark.png"))
-    picture(page, screenshots / "03_positions_dark.png", 1500)
+    portray(page, panel, screenshots, "03_positions")
 
 
 def test_positions_exercises_open_unattempted(lab, page, screenshots):

@@ -4,7 +4,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, picture, run_all, use_theme
+from tests.browser.notebook import cell_with, errors, open_notebook, portray, run_all
 
 
 def test_scaler_chapter_runs_and_its_panel_answers(lab, page, screenshots):
@@ -52,12 +52,4 @@ def test_scaler_chapter_runs_and_its_panel_answers(lab, page, screenshots):
         page.keyboard.press("ArrowRight")
     expect(panel.get_by_text("is useful")).to_be_visible()
 
-    panel.evaluate("cell => cell.scrollIntoView({block: 'center'})")
-    page.screenshot(path=str(screenshots / "05_scaler_window.png"))
-    for width in (1500, 1000):
-        picture(page, screenshots / f"05_scaler_{width}.png", width)
-    use_theme(page, "JupyterLab Dark")
-    picture(page, screenshots / "05_scaler_dark.png", 1500)
-    panel.evaluate("cell => cell.scrollIntoView({block: 'center'})")
-    page.screenshot(path=str(screenshots / "05_scaler_dark_window.png"))
-    use_theme(page, "JupyterLab Light")
+    portray(page, panel, screenshots, "05_scaler")

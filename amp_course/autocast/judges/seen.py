@@ -20,7 +20,7 @@ _MOVES = {"_to_copy", "t", "view", "detach", "expand", "permute", "transpose", "
 
 
 @dataclass(frozen=True)
-class Op:
+class Kernel:
     """One op at the kernels: its name ("mm"), and the dtypes of its floating-point inputs."""
 
     name: str
@@ -37,14 +37,14 @@ class Seen(TorchDispatchMode):
     def __init__(self, *watched: Tensor) -> None:
         super().__init__()
         self.watched = watched
-        self.ops: list[Op] = []
+        self.ops: list[Kernel] = []
         self.copies = [0 for _ in watched]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         name = func.overloadpacket.__name__
         floats = tuple(tensor.dtype for tensor in tensors if tensor.is_floating_point())
-        self.ops.append(Op(name, floats))
+        self.ops.append(Kernel(name, floats))
         if name == "_to_copy":
             for place, tensor in enumerate(self.watched):
                 self.copies[place] += tensors[0] is tensor
@@ -54,6 +54,6 @@ class Seen(TorchDispatchMode):
         """Return the 16-bit dtype that a matmul ran in, or None if none did."""
         return next((dtype for op in self.ops if op.name in _MATMULS for dtype in op.dtypes if dtype in LOW), None)
 
-    def low_op(self) -> Op | None:
+    def low_op(self) -> Kernel | None:
         """Return the first op that computed with a 16-bit input, or None; casts and views do not compute."""
         return next((op for op in self.ops if op.name not in _MOVES and LOW.intersection(op.dtypes)), None)

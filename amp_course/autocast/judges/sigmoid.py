@@ -15,7 +15,7 @@ from amp_course.checking.values import dtype_name, fresh
 _CLOSE = 1e-4  # relative: float32 keeps it, 16 bits do not
 
 
-class Scene:
+class Examples:
     """A linear head with one logit an example, from −60 to 60, its targets, and what was seen of the logits.
 
     The two largest logits, of either sign, have the wrong target: there a loss has to be large and to teach.
@@ -42,11 +42,11 @@ class Scene:
 
     @property
     def where(self) -> str:
-        """Return the scene in words: "in a region of float16"."""
+        """Return the examples in words: "in a region of float16"."""
         return "outside of autocast" if self.region is None else f"in a region of {dtype_name(self.region)}"
 
     def play(self, answer: Callable[..., Any]) -> Any:
-        """Call the answer in the scene's region."""
+        """Call the answer in the examples's region."""
         with torch.autocast("cpu", dtype=self.region or torch.bfloat16, enabled=self.region is not None):
             return answer(self.head, self.features, self.targets)
 
@@ -54,17 +54,17 @@ class Scene:
 def judge(answer: Callable[..., Any]) -> None:
     """`classify(head, features, targets)` → (probabilities, loss), right for large logits in any region."""
     for region in (None, torch.bfloat16, torch.float16):
-        scene = Scene(region)
-        got = scene.play(answer)
-        if not scene.logits:
+        examples = Examples(region)
+        got = examples.play(answer)
+        if not examples.logits:
             raise Wrong("the head was never called: the logits are `head(features)`, of shape (batch, 1)")
-        probabilities, loss = _pair(got, scene)
-        logits = scene.logits[-1].detach().double().reshape(-1)
-        _about_probabilities(probabilities, logits, scene)
-        _about_loss(loss, logits, scene)
+        probabilities, loss = _pair(got, examples)
+        logits = examples.logits[-1].detach().double().reshape(-1)
+        _about_probabilities(probabilities, logits, examples)
+        _about_loss(loss, logits, examples)
 
 
-def _pair(got: Any, scene: Scene) -> tuple[Tensor, Tensor]:
+def _pair(got: Any, examples: Examples) -> tuple[Tensor, Tensor]:
     if got is None:
         raise Wrong("your function returned None: give (probabilities, loss) back with `return`")
     if not isinstance(got, (tuple, list)) or len(got) != 2 or not all(isinstance(value, Tensor) for value in got):
@@ -72,7 +72,7 @@ def _pair(got: Any, scene: Scene) -> tuple[Tensor, Tensor]:
             f"your function returns a pair of tensors, (probabilities, loss), and yours gave a {type(got).__name__}"
         )
     probabilities, loss = got
-    count = len(scene.targets)
+    count = len(examples.targets)
     if probabilities.numel() == 1 and loss.numel() == count:
         raise Wrong("the pair is the wrong way round: first the probabilities, one for each example, then the loss")
     if loss.numel() == count**2:
@@ -87,7 +87,7 @@ def _pair(got: Any, scene: Scene) -> tuple[Tensor, Tensor]:
     return probabilities.detach().reshape(-1), loss
 
 
-def _about_probabilities(probabilities: Tensor, logits: Tensor, scene: Scene) -> None:
+def _about_probabilities(probabilities: Tensor, logits: Tensor, examples: Examples) -> None:
     if torch.allclose(probabilities.double(), logits.sigmoid(), atol=0.01):
         return
     if torch.allclose(probabilities.double(), logits, rtol=0.02, atol=0.02):
@@ -97,16 +97,16 @@ def _about_probabilities(probabilities: Tensor, logits: Tensor, scene: Scene) ->
         )
     if torch.allclose(probabilities.double(), logits.sigmoid().sigmoid(), atol=0.01):
         raise Wrong("the probabilities went through sigmoid twice: all of them lie above a half")
-    raise Wrong(f"{scene.where} the probabilities are not `torch.sigmoid(head(features))`")
+    raise Wrong(f"{examples.where} the probabilities are not `torch.sigmoid(head(features))`")
 
 
-def _about_loss(loss: Tensor, logits: Tensor, scene: Scene) -> None:
-    targets = scene.targets.double()
+def _about_loss(loss: Tensor, logits: Tensor, examples: Examples) -> None:
+    targets = examples.targets.double()
     want, value = _bce(logits, targets).mean(), loss.detach().double().reshape(())
-    gradient = _gradient(loss, scene)
+    gradient = _gradient(loss, examples)
     if gradient is None:
         raise Wrong("no gradient reaches the head: is the loss computed from detached logits?")
-    told = f"{scene.where} the loss is {value:.5g}, and {want:.5g} is right"
+    told = f"{examples.where} the loss is {value:.5g}, and {want:.5g} is right"
     for words, mistaken in _mistakes(logits, targets):
         if torch.isclose(value, mistaken, rtol=2e-3) and not torch.isclose(value, want, rtol=2e-3):
             raise Wrong(f"{told}: {words}")
@@ -125,16 +125,18 @@ def _about_loss(loss: Tensor, logits: Tensor, scene: Scene) -> None:
             "`logits.float()`"
         )
     if loss.dtype in LOW:
-        raise Wrong(f"{scene.where} the loss comes back as {dtype_name(loss.dtype)}: leave it in float32")
+        raise Wrong(f"{examples.where} the loss comes back as {dtype_name(loss.dtype)}: leave it in float32")
     if not torch.allclose(gradient, right, rtol=0.02, atol=1e-4):
-        raise Wrong(f"{scene.where} the loss is right and its gradient at the logits is not: is part of it detached?")
+        raise Wrong(
+            f"{examples.where} the loss is right and its gradient at the logits is not: is part of it detached?"
+        )
 
 
-def _gradient(loss: Tensor, scene: Scene) -> Tensor | None:
+def _gradient(loss: Tensor, examples: Examples) -> Tensor | None:
     if not loss.requires_grad:
         return None
     loss.backward()
-    gradients = [logits.grad for logits in scene.logits if logits.grad is not None]
+    gradients = [logits.grad for logits in examples.logits if logits.grad is not None]
     return sum(gradient.double().reshape(-1) for gradient in gradients) if gradients else None  # type: ignore[return-value]
 
 
