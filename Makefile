@@ -8,11 +8,11 @@ VENV := .venv/bin
 INSTALL = @$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test exercises notebooks lint
+.PHONY: help lab test test-phrasebook exercises notebooks lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Settings: PYTHON=python3.12, ARGS="--no-browser --port 8890" (lab), ARGS="ruff unit" (test, some parts only),'
 	@echo 'TORCH_INDEX=<address> for another build of torch (see the README).'
 
@@ -23,6 +23,10 @@ lab: ## open the course in JupyterLab; installs it the first time
 test: ## run every check that needs no GPU
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/check.py $(ARGS)
+
+test-phrasebook: ## run chapter 08's loop in PyTorch, Accelerate, Fabric and Paddle
+	$(INSTALL) --extra test
+	@$(VENV)/python tools/phrasebook.py --torch-index "$(TORCH_INDEX)"
 
 exercises: ## make exercises/ from solutions/
 	$(INSTALL) --extra test

@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", type=Path, default=ROOT / "docs" / "images" / "benchmark.png")
     parser.add_argument("--readme", type=Path, default=ROOT / "benchmarks" / "README.md")
     chosen = parser.parse_args(argv)
-    records = {name: newest(chosen.results, name) for name in ("peers", "timer", "rounding", "scaler", "panels")}
+    records = {
+        name: newest(chosen.results, name) for name in ("peers", "timer", "rounding", "scaler", "recipes", "panels")
+    }
     peers = records["peers"]
     if not peers:
         print(f"no record of peers in {chosen.results}: run python -m benchmarks.peers first", file=sys.stderr)

@@ -170,7 +170,7 @@ class Record:
 
     def __init__(self, benchmark: str, machine: MachineReport, chosen: argparse.Namespace, **more: Any) -> None:
         """Note the machine, the versions, the settings and the date."""
-        self.name, self.folder = f"{benchmark}-{chosen.device.type}-{_slug(machine.device_name)}", chosen.out
+        self.name, self.folder = f"{benchmark}-{chosen.device.type}-{slug(machine.device_name)}", chosen.out
         self.began = datetime.datetime.now(datetime.UTC)
         self.data: dict[str, Any] = {
             "benchmark": benchmark,
@@ -208,7 +208,8 @@ def _neat(text: str) -> str:
     return re.sub(r"\[\s+([-\d.e,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Return a name as a file's may be: "AMD EPYC" → "amd-epyc"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "unknown"
 
 

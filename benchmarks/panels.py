@@ -22,7 +22,9 @@ from amp_course.bits.formats import FORMATS
 from amp_course.bits.panel import BitExplorer
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.panel import Panel
+from amp_course.patterns.panel import LoopWorkbench
 from amp_course.positions.panel import CollisionExplorer
+from amp_course.recipes.panel import RecipeExplorer
 from amp_course.scaler.panel import ScaleExplorer
 from amp_course.underflow.panel import RangeExplorer
 from benchmarks.in_turn import Record, arguments, warn_if_busy
@@ -98,6 +100,37 @@ def scaling() -> tuple[Panel, Callable[[], Event]]:
     )
 
 
+def assembling() -> tuple[Panel, Callable[[], Event]]:
+    """Change the switches of the LoopWorkbench, and the loop it starts from; every loop is audited anew, none is kept."""
+    panel = LoopWorkbench()
+
+    def draw() -> Event:
+        panel._audits.clear()
+        # A menu that is disabled cannot be changed, and "your own" changes nothing.
+        menus = [menu for menu in panel.switches.values() if not menu.disabled]
+        choices = [(menu, [value for _, value in menu.options]) for menu in menus]
+        return _moved([], [(panel.start, panel.start.options[:-1]), *choices])
+
+    return panel, draw
+
+
+def comparing() -> tuple[Panel, Callable[[], Event]]:
+    """Change recipe, options, optimizer, rate, net and size of the RecipeExplorer; all of it is measured anew, none is kept."""
+    panel = RecipeExplorer()
+
+    def draw() -> Event:
+        panel._measured.clear()
+        panel._reached.clear()
+        menus = [menu for menu in panel.options.values() if not menu.disabled]
+        menus += [panel.recipe, panel.optimizer, panel.rate, panel.net, panel.size]
+        return _moved(
+            [],
+            [(menu, [option[1] if isinstance(option, tuple) else option for option in menu.options]) for menu in menus],
+        )
+
+    return panel, draw
+
+
 def _moved(sliders: Sequence[tuple[Any, float, float]], menus: Sequence[tuple[Any, Sequence[Any]]]) -> Event:
     """Return the event of one slider or menu, drawn at random, set to another value."""
     chosen = random.randrange(len(sliders) + len(menus))
@@ -117,6 +150,8 @@ PANELS: dict[str, tuple[Callable[[], tuple[Panel, Callable[[], Event]]], float]]
     "CollisionExplorer": (colliding, 120.0),
     "DtypeTrace": (tracing, 120.0),
     "ScaleExplorer": (scaling, 120.0),
+    "LoopWorkbench": (assembling, 120.0),
+    "RecipeExplorer": (comparing, 120.0),
 }
 
 

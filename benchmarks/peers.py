@@ -18,7 +18,7 @@ import torch
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.loop.recipe import FP32
-from amp_course.loop.train import train
+from amp_course.loop.train import run
 from amp_course.loop.workloads import Session
 from benchmarks.in_turn import (
     Batch,
@@ -41,22 +41,20 @@ TOLERANCES = {"fp32": 1e-4, "amp_bf16": 1e-2, "amp_fp16": 1e-2}  # of a loss, re
 
 
 def course(session: Session, device: torch.device) -> Side:
-    """Train with `amp_course.loop.train`, its timer and its log of losses and scales at work as always."""
+    """Train with the course's loop, its timer and its log of losses and scales at work as always."""
 
-    def run(batches: Sequence[Batch]) -> Sequence[float]:
-        return train(
-            session.model,
+    def block(batches: Sequence[Batch]) -> Sequence[float]:
+        record = run(
+            session.stepper,
             batches,
-            session.loss_fn,
-            session.optimizer,
             session.recipe,
-            scaler=session.scaler,
             warmup=0,
             memory=False,  # counted once a run, not once a step: benchmarks/timer.py says what it costs
             progress=False,
-        ).losses
+        )
+        return record.losses
 
-    return Side(run)
+    return Side(block)
 
 
 def accelerate(session: Session, device: torch.device) -> Side:
@@ -71,7 +69,7 @@ def accelerate(session: Session, device: torch.device) -> Side:
     AcceleratorState._reset_state()
     precision = {"fp32": "no", "amp_bf16": "bf16", "amp_fp16": "fp16"}[session.recipe.name]
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
-    model, optimizer = accelerator.prepare(session.model, session.optimizer)
+    model, optimizer = accelerator.prepare(session.stepper.model, session.stepper.optimizer)
     state = dict(AcceleratorState._shared_state)
 
     def before() -> None:
@@ -83,7 +81,7 @@ def accelerate(session: Session, device: torch.device) -> Side:
         for inputs, targets in batches:
             optimizer.zero_grad()
             outputs = model(inputs)
-            loss = session.loss_fn(outputs, targets)
+            loss = session.stepper.loss_fn(outputs, targets)
             accelerator.backward(loss)
             optimizer.step()
             losses.append(loss.detach())
@@ -103,14 +101,14 @@ def fabric(session: Session, device: torch.device) -> Side:
     precision = {"fp32": "32-true", "amp_bf16": "bf16-mixed", "amp_fp16": "16-mixed"}[session.recipe.name]
     fabric = Fabric(accelerator=device.type, devices=1, precision=precision)
     fabric.launch()
-    model, optimizer = fabric.setup(session.model, session.optimizer)
+    model, optimizer = fabric.setup(session.stepper.model, session.stepper.optimizer)
 
     def run(batches: Sequence[Batch]) -> Sequence[float]:
         losses = []
         for inputs, targets in batches:
             optimizer.zero_grad()
             outputs = model(inputs)
-            loss = session.loss_fn(outputs, targets)
+            loss = session.stepper.loss_fn(outputs, targets)
             fabric.backward(loss)
             optimizer.step()
             losses.append(loss.detach())

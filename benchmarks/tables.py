@@ -24,7 +24,14 @@ def _machine(record: dict[str, Any]) -> str:
 
 def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Return the records of each benchmark as Markdown."""
-    parts = {"peers": _peers, "timer": _timer, "rounding": _rounding, "scaler": _scaler, "panels": _panels}
+    parts = {
+        "peers": _peers,
+        "timer": _timer,
+        "rounding": _rounding,
+        "scaler": _scaler,
+        "recipes": _recipes,
+        "panels": _panels,
+    }
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
 
 
@@ -107,6 +114,26 @@ def _scaler(records: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(
                 "| " + " | ".join([*cells, _with_quartiles(found["cost"], ".3f"), f"≤ {found['limit']:g}"]) + " |"
             )
+        lines.append("")
+    return lines
+
+
+def _recipes(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Recipes**, {heading(record)}. O1 through its class and as the cells of chapter 06 write it; both sides ended "
+            "with the same weights, losses and state to the last bit. Above 1 the class takes longer; quartiles in brackets.",
+            "",
+            "| workload | O1 | plain cells | O1's time / plain cells' | more a step | aim |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, found in record["workloads"].items():
+            title = f"{name}, width {found['width']}, batch {found['batch_size']}, {found['dtype']}"
+            times = [seconds_text(found["seconds"][side]["median"]) for side in ("recipe", "plain")]
+            more = f"{found['extra_seconds']['median'] * 1e6:+.0f} µs"
+            aim = f"≤ {found['limit']:g}" if name == "SimpleNet" else "–"
+            lines.append("| " + " | ".join([title, *times, _with_quartiles(found["cost"], ".3f"), more, aim]) + " |")
         lines.append("")
     return lines
 

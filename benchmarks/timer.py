@@ -22,7 +22,7 @@ import torch
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import StepTimer, seconds_text, synchronize
 from amp_course.loop.recipe import FP32, Recipe
-from amp_course.loop.train import train
+from amp_course.loop.train import run
 from amp_course.loop.workloads import Session, Workload, simple_net
 from benchmarks.in_turn import (
     Batch,
@@ -46,11 +46,13 @@ CALLS = 5  # whole calls of train, with and without the count of bytes
 
 def bare(session: Session, device: torch.device) -> Side:
     """Train by the loop that a reader would write, with nothing measured and nothing logged."""
-    model, optimizer, scaler, recipe = session.model, session.optimizer, session.scaler, session.recipe
+    stepper = session.stepper
+    model, optimizer, loss_fn = stepper.model, stepper.optimizer, stepper.loss_fn
+    scaler, dtype = stepper.scaler, stepper.dtype
 
     def plain(batches: Sequence[Batch]) -> Sequence[float]:
         for inputs, targets in batches:
-            loss = session.loss_fn(model(inputs), targets)
+            loss = loss_fn(model(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -58,8 +60,8 @@ def bare(session: Session, device: torch.device) -> Side:
 
     def amp(batches: Sequence[Batch]) -> Sequence[float]:
         for inputs, targets in batches:
-            with torch.autocast(device.type, dtype=recipe.dtype):
-                loss = session.loss_fn(model(inputs), targets)
+            with torch.autocast(device.type, dtype=dtype):
+                loss = loss_fn(model(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -67,15 +69,15 @@ def bare(session: Session, device: torch.device) -> Side:
 
     def amp_scaled(batches: Sequence[Batch]) -> Sequence[float]:
         for inputs, targets in batches:
-            with torch.autocast(device.type, dtype=recipe.dtype):
-                loss = session.loss_fn(model(inputs), targets)
+            with torch.autocast(device.type, dtype=dtype):
+                loss = loss_fn(model(inputs), targets)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
         return []
 
-    return Side(plain if recipe.dtype is None else amp_scaled if recipe.scaled else amp)
+    return Side(plain if dtype is None else amp if scaler is None else amp_scaled)
 
 
 def start_stop_seconds(device: torch.device, samples: int) -> list[float]:
@@ -108,13 +110,11 @@ def whole_calls(workload: Workload, recipe: Recipe, batches: Sequence[Batch], ca
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(-1, calls):
         for memory in (True, False) if number % 2 else (False, True):
-            session = workload.start(recipe)
+            stepper = workload.start(recipe).stepper
             began = time.perf_counter()
             with contextlib.redirect_stderr(io.StringIO()):  # a slow machine's bar is made, not shown
-                train(
-                    session.model, batches, session.loss_fn, session.optimizer, recipe, memory=memory, progress=memory
-                )
-            # No need to synchronise: train() reads the losses at its end.
+                run(stepper, batches, recipe, memory=memory, progress=memory)
+            # No need to synchronise: run() reads the losses at its end.
             if number >= 0:
                 seconds[memory].append(time.perf_counter() - began)
     extra = [a - b for a, b in zip(seconds[True], seconds[False], strict=True)]

@@ -89,11 +89,14 @@ def chips(dtypes: Sequence[torch.dtype]) -> str:
     """Return dtypes as framed labels in the colour of each format; a dash for none."""
     if not dtypes:
         return f'<span style="color:{FAINT}">–</span>'
-    return " ".join(
-        f'<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 2px;border-radius:3px;'
-        f"border:1px solid {FORMAT_COLOURS.get(short(dtype), _OTHER)};"
-        f'border-left-width:7px">{escape(short(dtype))}</span>'
-        for dtype in dtypes
+    return " ".join(chip(short(dtype)) for dtype in dtypes)
+
+
+def chip(name: str) -> str:
+    """Return a format's name as a framed label in its colour. Example: "fp16" """
+    return (
+        '<span style="display:inline-block;min-width:2.5em;text-align:center;padding:0 2px;border-radius:3px;'
+        f'border:1px solid {FORMAT_COLOURS.get(name, _OTHER)};border-left-width:7px">{escape(name)}</span>'
     )
 
 

@@ -80,12 +80,17 @@ class StepMemory:
     cast_copies: int  # low-precision weights made by autocast, kept until its region or backward ends
     peak: int  # of all tensors together, so also of the temporary ones; on the device of the parameters
     cuda_peak: int | None  # the CUDA allocator's figure for the same step; None on another device
+    masters: int = 0  # weights that the optimizer owns beside the model's: fp32 copies of 16-bit ones
 
     @property
     def total(self) -> int:
         """The parts added up; not all need be there at one time, so the peak may be below this, or above."""
-        held = self.parameters + self.buffers + self.gradients + self.optimizer_state
-        return held + self.activations + self.cast_copies
+        return self.kept + self.buffers + self.activations + self.cast_copies
+
+    @property
+    def kept(self) -> int:
+        """Weights, masters, gradients and optimizer state: what each parameter costs, whatever the batch."""
+        return self.parameters + self.masters + self.gradients + self.optimizer_state
 
     def to_dict(self) -> dict[str, int | None]:
         """Return the fields and the total by name, ready for JSON."""
@@ -128,7 +133,10 @@ def step_memory(
             f"step is a {type(step).__name__}, not a function: pass the function that runs one step, as in "
             "step_memory(model, optimizer, step), without calling it."
         )
-    watch = StepWatch(model, [*_state_tensors(optimizer), *batch])
+    own = {id(parameter) for parameter in parameters}
+    owned = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    masters = [parameter for parameter in owned if id(parameter) not in own]
+    watch = StepWatch(model, [*masters, *_state_tensors(optimizer), *batch])
     cuda = watch.device if watch.device.type == "cuda" else None
     allocated_before = 0
     if cuda:
@@ -151,4 +159,5 @@ def step_memory(
         cast_copies=watch.cast_copies.peak,
         peak=watch.everything.peak,
         cuda_peak=torch.cuda.max_memory_allocated(cuda) - others if cuda else None,
+        masters=tensor_bytes(masters),
     )

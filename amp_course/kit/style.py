@@ -13,8 +13,33 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
-COLOURS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp_fp16": "#D55E00", "amp_bf16": "#009E73"}
-HATCHES = {"fp32": "", "tf32": "..", "amp_fp16": "//", "amp_bf16": "xx"}
+COLOURS = {
+    "fp32": "#0072B2",
+    "tf32": "#56B4E9",
+    "amp_fp16": "#D55E00",
+    "amp_bf16": "#009E73",
+    # The recipes of chapter 08: o0 is fp32, and o1 is AMP in fp16.
+    "o0": "#0072B2",
+    "o1": "#D55E00",
+    "o2": "#E69F00",
+    "o3": "#CC79A7",
+    "half_bn32": "#8C6D31",
+    "pure_bf16": "#56B4E9",
+    "pure_bf16_sr": "#7570B3",
+}
+HATCHES = {
+    "fp32": "",
+    "tf32": "..",
+    "amp_fp16": "//",
+    "amp_bf16": "xx",
+    "o0": "",
+    "o1": "//",
+    "o2": "\\\\",
+    "o3": "--",
+    "half_bn32": "++",
+    "pure_bf16": "..",
+    "pure_bf16_sr": "oo",
+}
 FORMAT_COLOURS = {
     "fp64": "#444444",
     "fp32": COLOURS["fp32"],
@@ -57,7 +82,14 @@ PARTS = {  # the parts of a step's memory, from the ground up
     "activations": ("#E69F00", ".."),
     "cast_copies": ("#999999", "\\\\"),
 }
+KEPT = {  # what a recipe keeps for each parameter
+    "weights": PARTS["parameters"],
+    "master": ("#009E73", "++"),
+    "gradients": PARTS["gradients"],
+    "optimizer_state": PARTS["optimizer_state"],
+}
 _DOTS, _SHOWN = 160, 110  # dots per inch in the file, and as the page shows them
+FEWER_DOTS = 120
 _FILE_COLOURS = 64  # a few flat colours and their edges: a quarter of the bytes of a full-colour file
 INK, FAINT = "#222222", "#8a8a8a"
 
@@ -80,9 +112,14 @@ def png(figure: Figure) -> bytes:
     return small.getvalue()
 
 
-def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives them)."""
-    figure = CourseFigure(figsize=(width, height), dpi=_DOTS, layout="constrained", facecolor="white")
+def new_figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, dots: int = _DOTS, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives them).
+
+    dots: per inch in the file; a page full of text takes FEWER_DOTS, or it is a third of a notebook's bytes
+    """
+    figure = CourseFigure(figsize=(width, height), dpi=dots, layout="constrained", facecolor="white")
     axes = figure.subplots(rows, columns, **options)
     for axis in figure.axes:
         for side in ("top", "right"):

@@ -20,6 +20,7 @@ _TILES = {
     "..": "M2,2 h0.01 M6,6 h0.01",
     "--": "M0,4 L8,4",
     "||": "M4,0 L4,8",
+    "++": "M0,4 L8,4 M4,0 L4,8",
 }
 
 
@@ -65,7 +66,7 @@ def polyline(points: list[tuple[float, float]], *, stroke: str, width: float = 1
 def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: str = "", tip: str = "") -> str:
     """Return a filled rectangle, hatched if asked, with `tip` shown under the mouse.
 
-    fill: a colour "#rrggbb"; hatch: one of matplotlib's "//", "\\\\", "xx", "..", "--", "||"
+    fill: a colour "#rrggbb"; hatch: one of matplotlib's "//", "\\\\", "xx", "..", "--", "||", "++"
     """
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{max(0.0, height):.1f}"'
     title = f"<title>{escape(tip)}</title>" if tip else ""

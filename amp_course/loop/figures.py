@@ -143,7 +143,7 @@ def report_card_figure(card: ReportCard) -> Figure:
     published_axis.set_xlim(left=0)
     title(published_axis, "Published elsewhere", "speed-up; other hardware, and a baseline of their own")
     handles = [_patch(recipe.name, recipe.label) for recipe in recipes]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=len(recipes), loc="outside upper right")
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(4, len(recipes)), loc="outside upper right")
     figure.suptitle(
         f"Report card: {card.machine.device_name}, torch {card.machine.torch_version}, {card.day}",
         fontsize=9,

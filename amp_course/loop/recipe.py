@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import nn
+
+from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper, device_of
+
+
+class AnyRecipe(Protocol):
+    """What the loop asks of a recipe: those below have it, and those of chapter 08."""
+
+    @property
+    def name(self) -> str:
+        """A word for files and colours: "amp_fp16"."""
+
+    @property
+    def label(self) -> str:
+        """How figures and tables write it: "AMP fp16"."""
+
+    @property
+    def low_dtype(self) -> torch.dtype | None:
+        """The 16-bit dtype that matmuls run in; None for fp32."""
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Set what fp32 means on CUDA while the body runs."""
+
+    def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
+        """Make a model ready and return what steps it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,11 @@ class Recipe:
     scaled: bool
     tf32: bool = False
 
+    @property
+    def low_dtype(self) -> torch.dtype | None:
+        """What autocast casts to."""
+        return self.dtype
+
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """Set what fp32 means on CUDA while the body runs: TF32 where the recipe says so, real fp32 elsewhere.
@@ -40,6 +72,16 @@ class Recipe:
         finally:
             torch.set_float32_matmul_precision(matmul)
             torch.backends.cudnn.allow_tf32 = conv
+
+    def new_scaler(self, device: torch.device) -> torch.amp.GradScaler | None:
+        """Return a new scaler, or None if the recipe scales nothing."""
+        return torch.amp.GradScaler(device.type) if self.scaled else None
+
+    def prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
+        """Return what trains the model under this recipe; ValueError for a model without parameters."""
+        device = device_of(model)
+        optimizer = make_optimizer(list(model.parameters()))
+        return Stepper(model, optimizer, loss_fn, dtype=self.dtype, scaler=self.new_scaler(device))
 
 
 FP32 = Recipe("fp32", "fp32", None, scaled=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from amp_course.bits.formats import find_format
 from amp_course.kit.dtypes import FASTER, DtypeSupport
 from amp_course.kit.hardware import MachineReport, machine_report
 from amp_course.kit.measure import Timing, seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.loop.recipe import Recipe, recipes_for
+from amp_course.kit.table import html_table, text_table
+from amp_course.loop.recipe import AnyRecipe, recipes_for
 from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 
@@ -27,10 +29,11 @@ class Row:
 
     workload: str
     title: str
-    recipe: Recipe
+    recipe: AnyRecipe
     record: RunRecord
     planned_steps: int
     accuracy: float | None
+    parameters: int
 
     @property
     def timing(self) -> Timing:
@@ -42,6 +45,23 @@ class Row:
         """The most bytes that were live at once in one step."""
         assert self.record.memory is not None
         return self.record.memory.peak
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Bytes of weights, masters, gradients and optimizer state over the number of parameters."""
+        assert self.record.memory is not None
+        return self.record.memory.kept / self.parameters
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes that autograd saved for the backward pass."""
+        assert self.record.memory is not None
+        return self.record.memory.activations
+
+    @property
+    def died(self) -> bool:
+        """Whether the last loss is inf or NaN."""
+        return not math.isfinite(self.record.losses[-1])
 
     @property
     def final_loss(self) -> float:
@@ -60,6 +80,8 @@ class Row:
             "seconds_per_step": self.timing.median,
             "seconds_quartiles": [self.timing.q1, self.timing.q3],
             "peak_bytes": self.peak_bytes,
+            "bytes_per_parameter": self.bytes_per_parameter,
+            "activation_bytes": self.activation_bytes,
             "memory": self.record.memory.to_dict() if self.record.memory else None,
             "final_loss": self.final_loss,
             "accuracy": self.accuracy,
@@ -97,8 +119,8 @@ class ReportCard:
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its head first."""
-        head = ["workload", "recipe", "time per step", "speed-up", "peak memory", "final loss", "accuracy", "steps"]
-        return [head, *(self._cells_of(row) for row in self.rows)]
+        head = ["workload", "recipe", "time per step", "speed-up", "peak memory", "bytes per parameter", "activations"]
+        return [[*head, "final loss", "accuracy", "steps"], *(self._cells_of(row) for row in self.rows)]
 
     def _cells_of(self, row: Row) -> list[str]:
         steps = f"{len(row.record.losses)} of {row.planned_steps}" if _short(row) else str(row.planned_steps)
@@ -108,61 +130,66 @@ class ReportCard:
             seconds_text(row.timing.median),
             f"{self.speedup(row):.2f} ×",
             bytes_text(row.peak_bytes),
+            f"{row.bytes_per_parameter:.1f}",
+            bytes_text(row.activation_bytes),
             "–" if _short(row) else f"{row.final_loss:.4f}",
             "–" if row.accuracy is None else f"{row.accuracy:.1%}",
             steps,
         ]
 
     def __repr__(self) -> str:
-        rows = self.cells()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return text_table(self.cells())
 
     def _repr_html_(self) -> str:
-        head, *rows = self.cells()
-        top = "".join(f'<th style="text-align:left">{html.escape(cell)}</th>' for cell in head)
-        body = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) + "</tr>"
-            for row in rows
-        )
-        return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self.cells())
 
     def paragraph(self) -> str:
         """Say in words (Markdown) what the numbers show: what helped, what did not, and why."""
         said = [self._about(workload) for workload in self.workloads()]
-        return "\n\n".join([*said, *self._about_short_runs()])
+        return "\n\n".join([*said, *self._about_deaths(), *self._about_short_runs()])
 
     def _about(self, workload: str) -> str:
         base, *others = self.of(workload)
-        finished = [row for row in others if not _short(row)]
+        finished = [row for row in others if not _short(row) and not row.died]
         if not finished:
-            return f"**{base.title}.** Only fp32 finished here."
+            return f"**{base.title}.** Only {base.recipe.label} finished here."
         best = max(finished, key=self.speedup)
         gain = self.speedup(best)
         share = best.peak_bytes / base.peak_bytes
-        times = f"{seconds_text(base.timing.median)} a step in fp32, {seconds_text(best.timing.median)} in {best.recipe.label}"
+        names = base.recipe.label, best.recipe.label
+        times = (
+            f"{seconds_text(base.timing.median)} a step in {names[0]}, {seconds_text(best.timing.median)} in {names[1]}"
+        )
         if gain >= 1.1:
             verdict = f"{best.recipe.label} helped: {gain:.2f} times as fast ({times})."
         elif gain >= 0.95:
             verdict = f"{best.recipe.label} changed little: {gain:.2f} times as fast ({times})."
         else:
-            verdict = f"AMP did not help: its fastest recipe, {best.recipe.label}, took {1 / gain:.2f} times as long ({times})."
+            verdict = (
+                f"No recipe beat {names[0]}: the fastest, {names[1]}, took {1 / gain:.2f} times as long ({times})."
+            )
         if gain < 1.1:
             verdict += f" {self._reason(best.recipe)}"
-        memory = base.record.memory
-        assert memory is not None
-        kept = memory.parameters + memory.gradients + memory.optimizer_state
+        memory, best_memory = base.record.memory, best.record.memory
+        assert memory is not None and best_memory is not None
+        kept = memory.kept / base.peak_bytes
+        became = (
+            f"which {names[1]} leaves in fp32"
+            if best_memory.kept == memory.kept
+            else f"which {names[1]} brought from {base.bytes_per_parameter:.1f} to {best.bytes_per_parameter:.1f} bytes per "
+            "parameter"
+        )
         peak = (
-            f"Peak memory went to {share:.0%} of fp32's; {kept / base.peak_bytes:.0%} of that peak are weights, gradients and "
-            "optimizer state, which AMP leaves in fp32."
+            f"Peak memory went to {share:.0%} of {names[0]}'s; {kept:.0%} of that peak are weights, gradients and optimizer "
+            f"state, {became}."
         )
         if best.accuracy is not None and base.accuracy is not None:
-            quality = f"Accuracy: {base.accuracy:.1%} in fp32, {best.accuracy:.1%} in {best.recipe.label}."
+            quality = f"Accuracy: {base.accuracy:.1%} in {names[0]}, {best.accuracy:.1%} in {names[1]}."
         else:
-            quality = f"Final loss: {base.final_loss:.4f} in fp32, {best.final_loss:.4f} in {best.recipe.label}."
+            quality = f"Final loss: {base.final_loss:.4f} in {names[0]}, {best.final_loss:.4f} in {names[1]}."
         return f"**{base.title}.** {verdict} {peak} {quality}"
 
-    def _reason(self, recipe: Recipe) -> str:
+    def _reason(self, recipe: AnyRecipe) -> str:
         """Say why a recipe gained nothing, as far as the machine's measured matmuls tell."""
         support = self._support(recipe)
         if support is None or support.times_fp32 is None:
@@ -177,9 +204,13 @@ class ReportCard:
             "spends its time on must be something else: small ops, casts, batch norm, the optimizer. Chapter 09 finds out which."
         )
 
-    def _support(self, recipe: Recipe) -> DtypeSupport | None:
-        name = recipe.name.removeprefix("amp_")
+    def _support(self, recipe: AnyRecipe) -> DtypeSupport | None:
+        name = find_format(recipe.low_dtype or torch.float32).name
         return next((support for support in self.machine.dtypes if support.name == name), None)
+
+    def _about_deaths(self) -> list[str]:
+        dead = [f"{row.recipe.label} ({row.title})" for row in self.rows if row.died]
+        return [f"The loss became inf or NaN under {', '.join(dead)}: chapter 08 says why."] if dead else []
 
     def _about_short_runs(self) -> list[str]:
         short = [row for row in self.rows if _short(row)]
@@ -212,7 +243,7 @@ def make_report_card(
     device: torch.device,
     *,
     workloads: Sequence[Workload] | None = None,
-    recipes: Sequence[Recipe] | None = None,
+    recipes: Sequence[AnyRecipe] | None = None,
     max_seconds: float = 8.0,
 ) -> ReportCard:
     """Train every workload under every recipe, in turn, and collect the rows.
@@ -226,7 +257,7 @@ def make_report_card(
     return ReportCard(machine_report(device), tuple(rows), date.today().isoformat())
 
 
-def _run(workload: Workload, recipes: Sequence[Recipe], max_seconds: float) -> list[Row]:
+def _run(workload: Workload, recipes: Sequence[AnyRecipe], max_seconds: float) -> list[Row]:
     sessions = {recipe.name: workload.start(recipe) for recipe in recipes}
     records: dict[str, list[RunRecord]] = {recipe.name: [] for recipe in recipes}
     for _ in range(_ROUNDS):
@@ -242,6 +273,7 @@ def _run(workload: Workload, recipes: Sequence[Recipe], max_seconds: float) -> l
     for recipe in recipes:
         record = join(records[recipe.name])
         finished = record.complete
-        right = workload.accuracy(sessions[recipe.name].model, recipe) if workload.accuracy and finished else None
-        rows.append(Row(workload.name, workload.title, recipe, record, workload.steps, right))
+        right = workload.accuracy(sessions[recipe.name]) if workload.accuracy and finished else None
+        parameters = sum(parameter.numel() for parameter in sessions[recipe.name].stepper.model.parameters())
+        rows.append(Row(workload.name, workload.title, recipe, record, workload.steps, right, parameters))
     return rows

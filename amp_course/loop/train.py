@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from amp_course.kit.measure import StepTimer, Timing
 from amp_course.kit.memory import StepMemory, step_memory
-from amp_course.loop.recipe import FP32, Recipe, find_recipe
+from amp_course.loop.recipe import FP32, AnyRecipe, Recipe, find_recipe
+from amp_course.loop.stepper import LossFn, Stepper, device_of
 
 _MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
 
@@ -31,7 +32,7 @@ class RunRecord:
     complete:     False when `max_seconds` ended the run early
     """
 
-    recipe: Recipe
+    recipe: AnyRecipe
     device: str
     losses: tuple[float, ...]
     scales: tuple[float, ...]
@@ -64,7 +65,7 @@ class RunRecord:
 def train(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    loss_fn: LossFn,
     optimizer: torch.optim.Optimizer,
     recipe: Recipe | str = FP32,
     *,
@@ -79,37 +80,49 @@ def train(
     model:   on one device, its parameters fp32
     batches: yields (inputs, targets) on the model's device; a list or anything else that can be iterated
     loss_fn: (outputs, targets) → a loss with one element
-    scaler:  the one to go on with; by default a new `torch.amp.GradScaler`, switched off unless the recipe scales
-    memory:  count the bytes of the second step, which is part of the warm-up and never of the timing
-    max_seconds: stop after the step in which this is reached, the warm-up always done
-    progress: a bar, shown only once the run has taken 3 seconds
+    scaler:  the one to go on with; by default a new `torch.amp.GradScaler` if the recipe scales
+    The others are those of `run`.
 
     Raises ValueError for a model without parameters, no batches, a loss of more than one element, an unknown recipe.
 
     Source: the loop of PyTorch's "Automatic Mixed Precision examples".
     """
     recipe = find_recipe(recipe)
-    device = _device_of(model)
+    device = device_of(model)
     if scaler is None:
-        scaler = torch.amp.GradScaler(device.type, enabled=recipe.scaled)
+        scaler = recipe.new_scaler(device)
+    stepper = Stepper(model, optimizer, loss_fn, dtype=recipe.dtype, scaler=scaler)
+    return run(stepper, batches, recipe, warmup=warmup, memory=memory, max_seconds=max_seconds, progress=progress)
 
+
+def run(
+    stepper: Stepper,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    recipe: AnyRecipe,
+    *,
+    warmup: int = 3,
+    memory: bool = True,
+    max_seconds: float | None = None,
+    progress: bool = True,
+) -> RunRecord:
+    """Step through every batch once, with whatever recipe made the stepper, and return the record.
+
+    memory:  count the bytes of the second step, which is part of the warm-up and never of the timing
+    max_seconds: stop after the step in which this is reached, the warm-up always done
+    progress: a bar, shown only once the run has taken 3 seconds
+
+    Raises ValueError for no batches, or a loss of more than one element.
+    """
     losses: list[Tensor] = []  # left on the device: reading one would make the CPU wait for the GPU
 
     def step(inputs: Tensor, targets: Tensor) -> None:
-        with torch.autocast(device.type, dtype=recipe.dtype, enabled=recipe.dtype is not None):
-            loss = loss_fn(model(inputs), targets)
-        _require_one_number(loss)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
+        losses.append(stepper.step(inputs, targets))
 
-    timer = StepTimer(device)
+    timer = StepTimer(stepper.device)
     scales: list[float] = []
     skipped: list[int] = []
     counted: StepMemory | None = None
-    scale = scaler.get_scale()
+    scale, skips = stepper.scale, stepper.skipped
     began, complete = time.monotonic(), True
     with recipe.precision():
         for number, (inputs, targets) in enumerate(_with_bar(batches, progress, recipe)):
@@ -118,20 +131,22 @@ def train(
                 break
             timer.start()
             if memory and number == min(_MEMORY_STEP, warmup - 1):
-                counted = step_memory(model, optimizer, partial(step, inputs, targets), (inputs, targets))
+                counted = step_memory(
+                    stepper.model, stepper.optimizer, partial(step, inputs, targets), (inputs, targets)
+                )
             else:
                 step(inputs, targets)
             timer.stop()
             scales.append(scale)
-            next_scale = scaler.get_scale()  # read once a step: on a GPU, reading it waits for the step
-            if next_scale < scale:  # only a skipped step lowers it
+            scale = stepper.scale  # read once a step: on a GPU, reading it waits for the step
+            if stepper.skipped > skips:
                 skipped.append(number)
-            scale = next_scale
+                skips = stepper.skipped
     if not losses:
         raise ValueError("there is no batch to train on: is the data set empty, or an iterator already used up?")
     return RunRecord(
         recipe=recipe,
-        device=str(device),
+        device=str(stepper.device),
         losses=tuple(torch.stack(losses).float().tolist()),
         scales=tuple(scales),
         skipped=tuple(skipped),
@@ -160,26 +175,7 @@ def join(records: list[RunRecord]) -> RunRecord:
     )
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    if parameter is None:
-        raise ValueError(
-            f"{type(model).__name__} has no parameters, so there is nothing to train: register its layers as attributes or "
-            "in an nn.ModuleList (a plain list hides them)"
-        )
-    return parameter.device
-
-
-def _require_one_number(loss: Tensor) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"the loss must be one number to call backward() on it, and loss_fn gave {got}: let it reduce, as "
-            'nn.functional.cross_entropy does with reduction="mean"'
-        )
-
-
-def _with_bar(batches: Iterable[Any], progress: bool, recipe: Recipe) -> Iterable[Any]:
+def _with_bar(batches: Iterable[Any], progress: bool, recipe: AnyRecipe) -> Iterable[Any]:
     # tqdm's notebook bar overrules TQDM_DISABLE, so it is asked for here: notebooks that are run to be stored set it.
     if not progress or os.environ.get("TQDM_DISABLE"):
         return batches

@@ -12,36 +12,30 @@ from torch import Tensor, nn
 
 from amp_course.kit import data, models
 from amp_course.kit.data import Batch
-from amp_course.loop.recipe import Recipe
-from amp_course.loop.train import RunRecord, train
+from amp_course.loop.recipe import AnyRecipe
+from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
+from amp_course.loop.train import RunRecord, run
 
 _PASSES = 20  # over the digits, each in a new order, before they begin again
 Model = TypeVar("Model", bound=nn.Module)
-LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
 class Session:
     """A model being trained: each `run(n)` goes on where the last one stopped."""
 
-    recipe: Recipe
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss_fn: LossFn
+    recipe: AnyRecipe
+    stepper: Stepper
     batches: Iterator[Batch]
-    scaler: torch.amp.GradScaler
     started: bool = field(default=False, init=False)
 
     def run(self, steps: int, max_seconds: float | None = None) -> RunRecord:
         """Train `steps` steps more; memory is counted and the clock warmed up in the first call only."""
         first, self.started = not self.started, True
-        return train(
-            self.model,
+        return run(
+            self.stepper,
             itertools.islice(self.batches, steps),
-            self.loss_fn,
-            self.optimizer,
             self.recipe,
-            scaler=self.scaler,
             warmup=3 if first else 0,
             memory=first,
             max_seconds=max_seconds,
@@ -55,14 +49,14 @@ class Workload:
 
     steps: how many it takes by default
     start: recipe → a new Session
-    accuracy: model → share of right answers on held-out data, under the recipe's autocast; None where there is none
+    accuracy: session → share of right answers on held-out data, computed as its recipe computes; None where there is none
     """
 
     name: str
     title: str
     steps: int
-    start: Callable[[Recipe], Session]
-    accuracy: Callable[[nn.Module, Recipe], float] | None
+    start: Callable[[AnyRecipe], Session]
+    accuracy: Callable[[Session], float] | None
 
 
 def simple_net(device: torch.device, width: int | None = None, batch_size: int | None = None) -> Workload:
@@ -70,11 +64,12 @@ def simple_net(device: torch.device, width: int | None = None, batch_size: int |
     width = width or models.SimpleNet.width_for(device)
     batch_size = batch_size or models.SimpleNet.batch_size_for(device)
 
-    def start(recipe: Recipe) -> Session:
+    def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.SimpleNet(width)).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         batches = data.random_batches(width, batch_size, steps=8, seed=1, device=device)
-        return _session(recipe, model, optimizer, nn.functional.mse_loss, list(batches), device)
+        return _session(
+            recipe, model, lambda params: torch.optim.SGD(params, lr=1e-4), nn.functional.mse_loss, list(batches)
+        )
 
     return Workload("simple_net", f"SimpleNet, width {width}, batch {batch_size}", 32, start, None)
 
@@ -84,14 +79,19 @@ def digits_resnet(device: torch.device, batch_size: int | None = None) -> Worklo
     digits = data.digits()
     batch_size = batch_size or models.DigitsResNet.batch_size_for(device)
 
-    def start(recipe: Recipe) -> Session:
+    def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.DigitsResNet.for_device(device))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         batches = data.digit_batches(digits, batch_size, epochs=_PASSES, seed=1, device=device)
-        return _session(recipe, model, optimizer, nn.functional.cross_entropy, batches, device)
+        return _session(
+            recipe,
+            model,
+            lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+            nn.functional.cross_entropy,
+            batches,
+        )
 
-    def accuracy(model: nn.Module, recipe: Recipe) -> float:
-        return evaluate(model, digits.test_x.to(device), digits.test_y.to(device), recipe)
+    def accuracy(session: Session) -> float:
+        return session.stepper.accuracy(digits.test_x.to(device), digits.test_y.to(device))
 
     return Workload("digits_resnet", f"ResNet on digits, batch {batch_size}", 64, start, accuracy)
 
@@ -105,43 +105,19 @@ def char_gpt(device: torch.device, batch_size: int | None = None) -> Workload:
     def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def start(recipe: Recipe) -> Session:
+    def start(recipe: AnyRecipe) -> Session:
         model = _seeded(lambda: models.CharGPT.for_device(device, vocab_size=len(text.vocabulary)))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         batches = data.text_batches(text, batch_size, model.context, steps=steps, seed=1, device=device)
-        return _session(recipe, model, optimizer, loss_fn, batches, device)
+        return _session(recipe, model, lambda params: torch.optim.AdamW(params, lr=1e-3), loss_fn, batches)
 
     return Workload("char_gpt", f"Character GPT, batch {batch_size}", steps, start, None)
 
 
-def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe) -> float:
-    """Return the share of right answers, computed in eval and inference mode under the recipe's autocast.
-
-    inputs (n, …), targets (n,) → a number from 0 to 1. The model's mode is put back.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        with (
-            torch.inference_mode(),
-            torch.autocast(inputs.device.type, dtype=recipe.dtype, enabled=recipe.dtype is not None),
-        ):
-            return (model(inputs).argmax(dim=-1) == targets).float().mean().item()
-    finally:
-        model.train(was_training)
-
-
 def _session(
-    recipe: Recipe,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_fn: LossFn,
-    batches: Iterable[Batch],
-    device: torch.device,
+    recipe: AnyRecipe, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn, batches: Iterable[Batch]
 ) -> Session:
     endless = itertools.chain.from_iterable(itertools.repeat(batches))  # each pass draws the same batches anew
-    scaler = torch.amp.GradScaler(device.type, enabled=recipe.scaled)
-    return Session(recipe, model, optimizer, loss_fn, endless, scaler)
+    return Session(recipe, recipe.prepare(model, make_optimizer, loss_fn), endless)
 
 
 def _seeded(build: Callable[[], Model]) -> Model:

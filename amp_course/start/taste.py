@@ -29,7 +29,7 @@ def taste(device: torch.device) -> tuple[Side, Side]:
     sessions = [workload.start(recipe) for recipe in (FP32, AMP_BF16)]
     runs = [[session.run(_STEPS) for session in sessions] for _ in range(_ROUNDS)]
     fp32, amp = (
-        _side(join([run[index] for run in runs]), workload.accuracy(session.model, session.recipe), session.recipe)  # type: ignore[misc]
+        _side(join([run[index] for run in runs]), workload.accuracy(session), session.recipe)  # type: ignore[misc]
         for index, session in enumerate(sessions)
     )
     return fp32, amp

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_course.recipes.survival import load_survival
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--tiny", "--device", "cpu", "--rounds", "2", "--steps", "2", "--threads", "1"]
 SPREAD = {"median", "q1", "q3"}
@@ -88,3 +90,21 @@ def test_scaler_ends_as_pytorchs_does(results: Path) -> None:
     for values in found.values():
         assert values["same_results"] and values["parameters"] == 2 * (16 * 16 + 16)
         assert set(values["cost"]) == set(values["seconds"]["course"]) == SPREAD
+
+
+def test_recipes_class_ends_as_the_plain_cells_do(results: Path) -> None:
+    assert "O1" in run("recipes", *SMALL, "--out", results)
+    (path,) = results.glob("recipes-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert list(found) == ["SimpleNet", "SimpleNet in fp16", "next to nothing"]
+    for values in found.values():
+        assert values["same_results"]
+        assert set(values["cost"]) == set(values["extra_seconds"]) == SPREAD
+
+
+def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
+    few = ["--settings", "raw_sum", "--recipes", "o1", "o3", "--sizes", 512, "--seeds", 1]
+    assert "o3              512  dies at 0" in run("survival", *few, "--out", tmp_path)
+    (path,) = tmp_path.glob("survival-cpu-*.json")
+    found = load_survival(path)
+    assert found.deaths("raw_sum", "o3") == {512: 1} and not found.deaths("raw_sum", "o1")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from amp_course.loop import AMP_BF16, FP32
-from amp_course.loop.workloads import char_gpt, digits_resnet, evaluate, simple_net
+from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 
 CPU = torch.device("cpu")
 
@@ -11,7 +11,9 @@ CPU = torch.device("cpu")
 def test_recipes_start_from_the_same_weights_and_batches(make):
     workload = make(CPU)
     one, two = workload.start(FP32), workload.start(AMP_BF16)
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.stepper.model.parameters(), two.stepper.model.parameters(), strict=True)
+    )
     for _ in range(3):
         for a, b in zip(next(one.batches), next(two.batches), strict=True):
             assert torch.equal(a, b)
@@ -30,7 +32,7 @@ def test_digits_are_learned_under_either_recipe(recipe):
     session = workload.start(recipe)
     record = session.run(66)
     assert record.losses[0] > 2 and sum(record.losses[-5:]) / 5 < 0.2
-    assert workload.accuracy(session.model, recipe) > 0.85  # 0.9 to 0.99, by the number of threads that add up
+    assert workload.accuracy(session) > 0.85  # 0.9 to 0.99, by the number of threads that add up
 
 
 def test_loss_of_the_language_model_falls_alike():
@@ -49,12 +51,12 @@ def test_runs_go_on_where_they_stopped():
     assert first.memory and not second.memory and second.warmup == 0
 
 
-def test_evaluate_counts_right_answers_and_puts_the_mode_back():
+def test_accuracy_counts_right_answers_and_puts_the_mode_back():
     model = torch.nn.Linear(4, 3)
     with torch.no_grad():
         model.weight.copy_(torch.eye(3, 4))
         model.bias.zero_()
     inputs, targets = torch.eye(4)[:3], torch.tensor([0, 1, 0])  # the last is wrong
-    model.train()
-    assert evaluate(model, inputs, targets, FP32) == pytest.approx(2 / 3)
+    stepper = FP32.prepare(model, lambda params: torch.optim.SGD(params, lr=0.1), torch.nn.functional.cross_entropy)
+    assert stepper.accuracy(inputs, targets) == pytest.approx(2 / 3)
     assert model.training

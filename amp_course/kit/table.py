@@ -1,0 +1,23 @@
+"""Write rows of text as a table: in plain text for a terminal, in HTML for a notebook. The first row is the head."""
+
+import html
+from collections.abc import Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows in columns, two spaces apart. Example: [["a", "b"], ["10", "2"]] → "a   b\\n10  2" """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows as a <table>, their text escaped."""
+    head, *body = rows
+    top = "".join(f'<th style="text-align:left">{html.escape(cell)}</th>' for cell in head)
+    lines = "".join(
+        "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in body
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"

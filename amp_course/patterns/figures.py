@@ -1,0 +1,79 @@
+"""The figures of chapter 07. They take numbers that were measured, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from amp_course.kit.style import COLOURS, FAINT, INK, new_figure, title
+from amp_course.patterns.verdict import SIGNS, Judgement, Line
+
+_LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s"), ("#CC79A7", ":", "^")]  # colour, line, marker
+
+
+def clipping_figure(scales: Sequence[float], norms: Mapping[str, Sequence[float]], max_norm: float) -> Figure:
+    """Draw the norm of the gradient that the optimizer sees over the loss scale, a line for each loop."""
+    figure, axis = new_figure(7.2, 3.0)
+    for (name, values), (colour, line, marker) in zip(norms.items(), _LOOKS, strict=False):
+        axis.plot(scales, values, line, color=colour, marker=marker, ms=5, lw=1.6, label=name)
+    axis.axhline(max_norm, color=FAINT, lw=0.8, ls=":")
+    axis.text(scales[-1], max_norm * 1.25, "max_norm", color=INK, fontsize=8, ha="right", va="bottom")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=10)
+    axis.set_ylim(top=max_norm * 10)
+    axis.set_xlabel("loss scale", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    title(axis, "What clipping leaves of the gradient", "its norm as the optimizer sees it; log scales")
+    return figure
+
+
+def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Sequence[float]], stop: int) -> Figure:
+    """Draw the loss and the loss scale of runs that were stopped after `stop` steps, one line for each way to resume.
+
+    losses, scales: name → one value a step; all begin with the steps before the stop
+    """
+    figure, (above, below) = new_figure(7.6, 4.2, rows=2, height_ratios=[1.5, 1])
+    for (name, values), (colour, line, _) in zip(losses.items(), _LOOKS, strict=False):
+        above.plot(range(len(values)), values, line, color=colour, lw=1.8, label=name)
+        below.step(range(len(scales[name])), scales[name], line, color=colour, lw=1.8, where="mid")
+    for axis in (above, below):
+        axis.axvline(stop - 0.5, color=INK, lw=0.9)
+        axis.set_xlim(-0.5, len(next(iter(losses.values()))) - 0.5)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    above.text(stop - 0.2, 0.97, "stopped, resumed", transform=above.get_xaxis_transform(), fontsize=8, va="top")
+    below.set_yscale("log", base=2)
+    below.set_xlabel("step", fontsize=8)
+    below.set_ylabel("loss scale", fontsize=8)
+    above.set_ylabel("loss", fontsize=8)
+    above.legend(fontsize=8, frameon=False, loc="lower left")
+    title(
+        above,
+        "One run, resumed in two ways",
+        "the loss over all pictures before each step, and the loss scale of the step",
+    )
+    return figure
+
+
+def workbench_figure(lines: Sequence[Line], judged: Sequence[Judgement]) -> Figure:
+    """Write a loop with its changed lines marked in colour and margin, and what an audit says of its behaviours beside it."""
+    rows = max(len(lines), len(judged)) + 1
+    figure, (loop, said) = new_figure(8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1])
+    for axis in (loop, said):
+        axis.set_axis_off()
+        axis.set_xlim(0, 1)
+        axis.set_ylim(rows, 0)
+    for row, (mark, text) in enumerate(lines, start=1):
+        if mark:
+            loop.axhspan(row - 0.7, row + 0.3, color={"+": "#D55E00", "−": "#0072B2"}[mark], alpha=0.15, lw=0)
+        faint = FAINT if mark == "−" else INK
+        loop.text(0.01, row, f"{mark or ' '} {text}", fontsize=8, family="monospace", color=faint)
+    colours = {"right": "#00694D", "wrong": "#B34E00", "not judged": FAINT}
+    for row, (state, behaviour, word) in enumerate(judged, start=1):
+        weight = "bold" if state == "wrong" else "normal"
+        said.text(0, row, f"{SIGNS[state]} {behaviour}: {word}", fontsize=8, color=colours[state], weight=weight)
+    changed = any(one.mark for one in lines)
+    title(loop, "The loop that runs", "+ only here, − only in the right loop" if changed else "the right loop")
+    title(said, "What its audit says", "what holds, or what is wrong")
+    return figure

@@ -1,0 +1,90 @@
+"""A small training to be saved and resumed: Adam, dropout, batch norm, a scheduler and a scaler, which all matter.
+
+`differences` names what of it is not as it was. Judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+_INTERVAL = 4  # the scaler grows after so many clean steps: a streak that is lost shows itself soon
+
+
+class World:
+    """Model, optimizer, scheduler and scaler as they are after a start: weights drawn anew, all else at its beginning.
+
+    amp: fp16 autocast and a scaler; without it, fp32 and `scaler` None
+    """
+
+    def __init__(self, amp: bool = True, init_scale: float = 2.0**7) -> None:
+        """Build it; weights come from torch's global generator."""
+        self.model = nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.4), nn.Linear(16, 4))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=2, gamma=0.7)
+        self.amp = amp
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=_INTERVAL) if amp else None
+
+    def train(self, batches: list[Batch]) -> None:
+        """Make one step for each batch."""
+        for inputs, targets in batches:
+            with torch.autocast("cpu", dtype=torch.float16, enabled=self.amp):
+                loss = nn.functional.cross_entropy(self.model(inputs), targets)
+            if self.scaler is None:
+                loss.backward()
+                self.optimizer.step()
+            else:
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def parts(self) -> dict[str, Any]:
+        """Return copies of the states: model, optimizer, scheduler, scaler (None without one), rng."""
+        return {
+            "model": _copied(self.model.state_dict()),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "scheduler": _copied(self.scheduler.state_dict()),
+            "scaler": None if self.scaler is None else dict(self.scaler.state_dict()),
+            "rng": torch.get_rng_state(),
+        }
+
+
+def drawn_batches(generator: torch.Generator, count: int) -> list[Batch]:
+    """Draw batches of 6 rows."""
+    return [
+        (torch.randn(6, 10, generator=generator), torch.randint(4, (6,), generator=generator)) for _ in range(count)
+    ]
+
+
+def equal(some: Any, other: Any) -> bool:
+    """Tell whether two states are equal to the last bit, NaN being like NaN, through all tables and lists."""
+    if isinstance(some, Tensor) or isinstance(other, Tensor):
+        if not isinstance(some, Tensor) or not isinstance(other, Tensor):
+            return False
+        alike = some.dtype == other.dtype and some.shape == other.shape
+        return alike and torch.allclose(some, other, rtol=0.0, atol=0.0, equal_nan=True)
+    if isinstance(some, dict):
+        return isinstance(other, dict) and some.keys() == other.keys() and all(equal(some[k], other[k]) for k in some)
+    if isinstance(some, (list, tuple)):
+        same_length = isinstance(other, (list, tuple)) and len(some) == len(other)
+        return same_length and all(equal(a, b) for a, b in zip(some, other, strict=True))
+    return bool(some == other)
+
+
+def differences(got: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
+    """Name the parts of a training that are not equal: "model", "optimizer", …"""
+    return (part for part, value in want.items() if not equal(got[part], value))
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, (list, tuple)) else state

@@ -1,0 +1,225 @@
+"""The pictures of chapter 08: what each recipe keeps, data in, Figure out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from amp_course.bits.formats import FP16
+from amp_course.bits.numerals import raised
+from amp_course.kit.memory import bytes_text
+from amp_course.kit.style import COLOURS, FEWER_DOTS, HATCHES, INK, KEPT, new_figure, title
+from amp_course.recipes.guide import HARDWARE, MODELS, SYMPTOMS, Leaf
+from amp_course.recipes.survival import IMAGENET, SETTINGS, FirstStep, SurvivalMap, find_setting
+
+if TYPE_CHECKING:
+    from amp_course.recipes.base import Recipe
+    from amp_course.recipes.table import RecipeTable
+
+_ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
+
+
+def recipe_table_figure(table: RecipeTable) -> Figure:
+    """Draw what a step holds: bytes per parameter by kind, with their formats, and the activations beside them."""
+    figure, (kept, activations) = new_figure(
+        8, 1.3 + 0.36 * len(table.rows), columns=2, width_ratios=[2, 1], dots=FEWER_DOTS
+    )
+    labels = [row.label for row in table.rows[::-1]]
+    for place, row in enumerate(table.rows[::-1]):
+        left = 0.0
+        for kind, (colour, hatch) in KEPT.items():
+            sizes = getattr(row, kind)
+            width = sum(sizes.values()) / row.parameters
+            kept.barh(place, width, left=left, color=colour, hatch=hatch, edgecolor="white", height=0.7)
+            if sizes:  # the format of the most of it
+                text = next(iter(sizes))
+                kept.text(left + width / 2, place, text, fontsize=8, ha="center", va="center", bbox=_ON_BAR)
+            left += width
+        kept.text(left, place, f" {left:.1f}", fontsize=8, va="center", color=INK)
+        activations.barh(
+            place,
+            row.activation_bytes,
+            color=COLOURS[row.name],
+            hatch=HATCHES[row.name],
+            edgecolor="white",
+            height=0.7,
+        )
+        activations.text(row.activation_bytes, place, f" {bytes_text(row.activation_bytes)}", fontsize=8, va="center")
+    kept.set_yticks(range(len(labels)), labels, fontsize=8)
+    kept.set_xlim(0, 1.12 * max(row.bytes_per_parameter for row in table.rows))
+    activations.set_yticks([])
+    activations.set_xlim(0, 1.5 * max(row.activation_bytes for row in table.rows))
+    activations.set_xticks([])
+    title(kept, "Bytes for every parameter", "when backward has ended; the format of most of it in the bar")
+    title(activations, "Activations", "what backward needs, one batch")
+    figure.legend(handles=_kind_handles(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    return figure
+
+
+def distance_figure(distances: Mapping[Recipe, Sequence[float]], limit: float) -> Figure:
+    """Draw how far each recipe's weights are from an fp32 twin's, step by step, and a limit as a line across."""
+    figure, axis = new_figure(7.2, 2.9)
+    for number, (recipe, values) in enumerate(distances.items()):
+        style = ("-", "--", "-.", ":")[number % 4]
+        axis.plot(range(1, len(values) + 1), values, style, color=COLOURS[recipe.name], lw=1.6, label=recipe.label)
+    axis.axhline(limit, color=INK, lw=0.8, ls=":")
+    end = max(len(values) for values in distances.values())
+    axis.text(end, limit, f"2{raised(round(math.log2(limit)))}", fontsize=8, ha="right", va="bottom", color=INK)
+    axis.set_yscale("log", base=2)
+    axis.set_xlabel("step", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    title(axis, "How far from fp32", "all weights: norm of the difference over norm of fp32's")
+    return figure
+
+
+def _kind_handles() -> list[object]:
+    from matplotlib.patches import Patch
+
+    return [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=kind.replace("_", " "))
+        for kind, (colour, hatch) in KEPT.items()
+    ]
+
+
+_ROWS = {  # of the survival map: recipe → how it is written
+    "o0": "O0 (fp32)",
+    "o1": "O1 (AMP fp16)",
+    "torch_amp": "O1 (AMP fp16)",
+    "amp_bf16": "AMP bf16",
+    "o2": "O2",
+    "o3": "O3",
+    "half_bn32": "half + BN fp32",
+    "pure_bf16": "pure bf16",
+    "pure_bf16_sr": "pure bf16 + SR",
+}
+_DEAD: dict[str, Any] = {"facecolor": "#FBE3D5", "edgecolor": COLOURS["amp_fp16"], "linewidth": 1.2}
+
+
+def survival_figure(found: SurvivalMap) -> Figure:
+    """Draw accuracy or death by recipe and batch size for each setting, and the published ImageNet runs beside them."""
+    figure, axes = new_figure(8, 6.4, columns=2, rows=2, dots=FEWER_DOTS)
+    rows = list(dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes()))
+    places = [axes[0][0], axes[0][1], axes[1][0]]
+    for axis, setting in zip(places, ("raw_sum", "raw", "resnet"), strict=True):
+        sizes = found.sizes(setting)
+        for recipe in found.recipes():
+            for column, size in enumerate(sizes):
+                runs = found.cell(setting, recipe, size)
+                right = [run.accuracy for run in runs if run.accuracy is not None]
+                text = (
+                    f"{statistics.median(right):.0%}"
+                    if len(right) == len(runs)
+                    else f"✗ {len(runs) - len(right)}/{len(runs)}"
+                )
+                _cell(
+                    axis,
+                    column,
+                    rows.index(_ROWS[recipe]),
+                    text,
+                    statistics.median(right) if right else None,
+                    text[0] == "✗",
+                )
+        _grid(axis, rows, sizes)
+        seeds = len(found.cell(setting, found.recipes()[0], sizes[0]))
+        title(axis, find_setting(setting).title, f"median accuracy; ✗: how many of {seeds} seeds died")
+    _imagenet(axes[1][1], rows)
+    return figure
+
+
+def _imagenet(axis: Axes, rows: list[str]) -> None:
+    sizes = sorted({run.batch_size for run in IMAGENET})
+    for run in IMAGENET:
+        if run.recipe != "torch_amp":  # it shares O1's cell
+            text = "NaN" if run.top1 is None else f"{run.top1:.1f}%"
+            share = None if run.top1 is None else run.top1 / 100
+            _cell(axis, sizes.index(run.batch_size), rows.index(_ROWS[run.recipe]), text, share, run.top1 is None)
+    _grid(axis, rows, sizes)
+    title(axis, "Published: ResNet-50, ImageNet", "top-1 accuracy; 8 × V100, not measured here")
+
+
+def _cell(axis: Axes, column: int, row: int, text: str, share: float | None, dead: bool) -> None:
+    look: dict[str, Any] = _DEAD if dead else {"facecolor": colormaps["Blues"](0.62 * (share or 0)), "linewidth": 0}
+    axis.add_patch(Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **look))
+    axis.text(column, row, text, fontsize=8, ha="center", va="center", color=INK)
+
+
+def _grid(axis: Axes, rows: list[str], sizes: Sequence[int]) -> None:
+    axis.set_xlim(-0.5, len(sizes) - 0.5)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=8)
+    left = axis in axis.figure.axes[::2]  # the map on the right has the same rows
+    axis.set_yticks(range(len(rows)), rows if left else [""] * len(rows), fontsize=8)
+    axis.set_xlabel("batch size", fontsize=8)
+    axis.tick_params(length=0)
+
+
+def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
+    """Draw what fp16 would have to hold at the first step, by batch size, against its largest number."""
+    figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS)
+    looks = {"resnet": ("#0072B2", "o"), "raw": ("#009E73", "s"), "raw_sum": ("#D55E00", "^")}
+    for axis, field, head in (
+        (axes[0], "loss_sum", "Sum of the batch's losses"),
+        (axes[1], "largest_gradient", "Largest gradient"),
+    ):
+        for setting in SETTINGS:
+            colour, marker = looks[setting.name]
+            of = [step for step in steps if step.setting == setting.name]
+            label = find_setting(setting).title
+            points = [(step.batch_size, getattr(step, field)) for step in of]
+            axis.plot(*zip(*points, strict=True), marker, color=colour, ms=5, mfc="none", label=label)
+        axis.axhline(FP16.max, color=INK, lw=1.2)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        sizes = sorted({step.batch_size for step in steps})
+        axis.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
+        axis.set_xlabel("batch size", fontsize=8)
+        title(axis, head, "of the first step, computed in fp32; one mark a seed")
+    axes[0].text(sizes[0], FP16.max * 1.5, f"fp16 ends at {FP16.max:,.0f}", fontsize=8, color=INK)
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=3, loc="outside lower center")
+    return figure
+
+
+def guide_figure(leaves: Sequence[Leaf]) -> Figure:
+    """Draw the decision guide: a branch for each hardware, on it a line for each leaf, first match first."""
+    high = 0.34
+    figure, axis = new_figure(8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=FEWER_DOTS)
+    place, last = 0.0, 0.0
+    for hardware, label in HARDWARE.items():
+        mine = [leaf for leaf in leaves if leaf.hardware == hardware]
+        middle = place + (len(mine) - 1) / 2
+        axis.text(0.02, middle, textwrap.fill(label, 15), fontsize=9, fontweight="bold", va="center", color=INK)
+        for row, leaf in enumerate(mine):
+            _draw_leaf(axis, leaf, middle, place + row)
+        last = place + len(mine) - 0.5
+        place += len(mine) + 0.35
+        axis.axhline(last + 0.17, color="#cccccc", linewidth=0.8)
+    for left, head in ((0.02, "hardware"), (1.72, "and if"), (3.62, "recipe"), (4.85, "do"), (7.18, "shown in")):
+        axis.text(left, -0.85, head, fontsize=8, color="#555555", va="center")
+    axis.set_xlim(0, 8)
+    axis.set_ylim(last + 0.3, -1.1)
+    axis.axis("off")
+    title(axis, "Which recipe? In each block, the first line that fits")
+    return figure
+
+
+def _draw_leaf(axis: Axes, leaf: Leaf, middle: float, row: float) -> None:
+    """Draw one line of the guide, joined to its hardware at the height `middle`."""
+    axis.plot([1.35, 1.5, 1.5, 1.68], [middle, middle, row, row], color="#999999", linewidth=1)
+    said = [MODELS[leaf.model]] if leaf.model != "any" else []
+    said += [SYMPTOMS[leaf.symptom]] if leaf.symptom != "any" else []
+    condition = ", ".join(said) or ("anything else" if leaf.hardware != "cpu" else "always")
+    axis.text(1.72, row, condition, fontsize=8, va="center", color=INK)
+    colour, hatch = COLOURS[leaf.recipe], HATCHES[leaf.recipe]
+    axis.add_patch(Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch))
+    axis.text(4.185, row, leaf.build().label, fontsize=8, va="center", ha="center", color=INK, bbox=_ON_BAR)
+    axis.text(4.85, row, leaf.advice, fontsize=8, va="center", color=INK)
+    axis.text(7.18, row, leaf.chapter.replace("Your machine", "machine"), fontsize=8, va="center", color=INK)

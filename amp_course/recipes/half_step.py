@@ -1,0 +1,73 @@
+"""Record one training step of a pure fp16 model beside the same step in fp32: what there is to see when it dies."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class HalfStep:
+    """What a step of a half model computed, nothing scaled.
+
+    outputs:         name of a module → its output in fp16, in the order of the forward pass
+    loss:            the loss in fp16, one number
+    gradients:       name of a parameter → its gradient in fp16, in the order of the backward pass
+    exact_gradients: the same from the same weights, computed in float32
+    weights:         name of a parameter → its value in fp16 before the step
+    lr:              the learning rate of the SGD step to come
+    """
+
+    outputs: dict[str, Tensor]
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    exact_gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    lr: float
+
+
+def record_half_step(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor], lr: float
+) -> HalfStep:
+    """Run forward and backward of a copy of `model` in fp16 and of another in float32; the model is left as it is.
+
+    inputs, targets: floating ones are rounded to fp16 for both
+    Example: record_half_step(nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), mse_loss, 0.1).loss.dtype → torch.float16
+    """
+    half = copy.deepcopy(model).half()
+    exact = copy.deepcopy(half).float()  # the rounded weights: only the arithmetic differs
+    outputs: dict[str, Tensor] = {}
+    order: list[str] = []
+    for name, module in half.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, args, output, name=name: outputs.update({name: output.detach()}))
+    for name, parameter in half.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    weights = {name: parameter.detach().clone() for name, parameter in half.named_parameters()}
+    x, y = _half(inputs), _half(targets)
+    loss = loss_fn(half(x), y)
+    loss.backward()
+    loss_fn(exact(_single(x)), _single(y)).backward()
+    found, wanted = (
+        {name: p.grad for name, p in one.named_parameters() if p.grad is not None} for one in (half, exact)
+    )
+    return HalfStep(
+        outputs,
+        loss.detach(),
+        {name: found[name] for name in order},
+        {name: wanted[name] for name in order},
+        weights,
+        lr,
+    )
+
+
+def _half(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float16) if tensor.is_floating_point() else tensor
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -1,0 +1,296 @@
+"""Which recipe lives at which batch size: train two small nets under every recipe, the rate growing with the batch.
+
+The full map takes minutes, so it is made once for a machine (`python -m benchmarks.survival`) and kept as a record;
+`load_survival` reads it. `train_to_the_end` makes any one cell of it afresh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amp_course.kit.data import Batches, Digits, digit_batches, digits
+from amp_course.kit.errors import CourseError
+from amp_course.kit.models import DigitsResNet
+from amp_course.kit.paths import course_root
+from amp_course.loop.stepper import LossFn
+from amp_course.recipes.base import Recipe
+
+SIZES = (16, 32, 64, 128, 256, 512)
+BASE_SIZE = 16  # the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
+MOMENTUM = 0.9
+WARM_UP = 0.1  # of all steps: the rate grows to its full value, and falls from there along half a cosine
+_GIVEN_UP = 50  # steps in a row without an update: nothing changes any more, so the run is over
+
+
+class RawNet(nn.Module):
+    """Classify raw digits by five linear layers, nothing normalised anywhere: (batch, 1, 8, 8) → logits (batch, 10).
+
+    He's initialisation keeps the size of what goes through, and so the grey levels 0 … 255 reach the loss: at the first
+    step it is some hundreds for a picture, where ln 10 = 2.3 is usual.
+    """
+
+    def __init__(self, width: int = 128) -> None:
+        """Make the layers, each hidden one of `width`."""
+        super().__init__()
+        sizes = [64, width, width, width, width]
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
+        self.head = nn.Linear(width, 10)
+        for layer in (*self.hidden, self.head):
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, (batch, 10)."""
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One net and how it is trained.
+
+    rate:   the learning rate at batch 16 for a mean loss; it grows linearly with the batch
+    reduction: "mean", or "sum": then the loss itself grows with the batch, and a rate that stays is the same linear rule
+    epochs: passes over the 1,437 training digits; a pass drops the pictures that do not fill a batch
+    white:  the grey level of a white pixel: 1 where the pictures are normalised, 255 as picture files store it
+    seeds:  each draws its own first weights and its own order of the pictures
+    """
+
+    name: str
+    title: str
+    build: Callable[[], nn.Module]
+    rate: float
+    epochs: int
+    white: float
+    seeds: tuple[int, ...]
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def rate_for(self, batch_size: int) -> float:
+        """Return the linear rule's rate: 0.03 at batch 16 → 0.96 at 512; with a summed loss 0.03 / 16 at any batch."""
+        return self.rate * batch_size / BASE_SIZE if self.reduction == "mean" else self.rate / BASE_SIZE
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of logits (batch, 10) and targets (batch,), reduced as the setting says."""
+        return F.cross_entropy(logits, targets, reduction=self.reduction)
+
+    def start(self, batch_size: int, seed: int) -> tuple[nn.Module, Batches, Digits]:
+        """Return a model with its first weights, the batches that it will see, and the data, as grey as `white`."""
+        raw = digits()
+        data = Digits(raw.train_x * self.white, raw.train_y, raw.test_x * self.white, raw.test_y)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.build()
+        return model, digit_batches(data, batch_size, epochs=self.epochs, seed=seed), data
+
+
+SETTINGS = (
+    Setting("resnet", "Digits ResNet, batch norm", lambda: DigitsResNet(8), 0.03, 12, 1.0, (0, 1, 2)),
+    Setting("raw", "Raw net, mean loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2)),
+    Setting("raw_sum", "Raw net, summed loss", RawNet, 1.6e-5, 30, 255.0, (0, 1, 2), "sum"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended.
+
+    accuracy: share of right answers on the 360 held-out digits, 0 … 1; None if it died
+    died_at:  the step, counted from 0, that left a weight or a statistic infinite or NaN, or from which on every step was
+        skipped; None if it lived. No run comes back from either.
+    skipped:  how many steps its scaler skipped
+    first_loss: the loss of the first step, inf or nan as it came
+    """
+
+    setting: str
+    recipe: str
+    batch_size: int
+    seed: int
+    rate: float
+    steps: int
+    accuracy: float | None
+    died_at: int | None
+    skipped: int
+    first_loss: float
+
+
+def train_to_the_end(
+    setting: Setting | str, recipe: Recipe, batch_size: int, seed: int = 0, loss_fn: LossFn | None = None
+) -> Outcome:
+    """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say how it ended.
+
+    loss_fn: (logits (batch, 10), targets (batch,)) → the loss; by default the setting's own
+
+    Raises ValueError for an unknown setting or a batch larger than the data.
+    """
+    setting = find_setting(setting)
+    model, batches, data = setting.start(batch_size, seed)
+    rate = setting.rate_for(batch_size)
+    session = recipe.prepare(
+        model, lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM), loss_fn or setting.loss
+    )
+    losses: list[float] = []
+    idle = 0
+    for step, (inputs, targets) in enumerate(batches):
+        for group in session.optimizer.param_groups:
+            group["lr"] = rate * _share(step, len(batches))
+        skipped = session.skipped
+        losses.append(session.step(inputs, targets).item())
+        idle = idle + 1 if session.skipped > skipped else 0
+        if idle == _GIVEN_UP or not _finite(session.model):
+            break
+    gave_up = step - _GIVEN_UP + 1 if idle == _GIVEN_UP else None
+    died_at = gave_up if _finite(session.model) else step
+    return Outcome(
+        setting.name,
+        recipe.name,
+        batch_size,
+        seed,
+        rate,
+        step + 1,
+        None if died_at is not None else session.accuracy(data.test_x, data.test_y),
+        died_at,
+        session.skipped,
+        losses[0],
+    )
+
+
+def find_setting(setting: Setting | str) -> Setting:
+    """Return a setting given itself or its name: "raw"; ValueError, with the names that exist, for another."""
+    if isinstance(setting, Setting):
+        return setting
+    for known in SETTINGS:
+        if known.name == setting:
+            return known
+    raise ValueError(f"unknown setting {setting!r}: choose one of {', '.join(known.name for known in SETTINGS)}")
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first step of a setting holds, computed in float32.
+
+    loss_sum: the sum of the batch's losses, which a mean divides in the end
+    largest_gradient: of all weights' gradients the largest number, without sign
+    """
+
+    setting: str
+    batch_size: int
+    seed: int
+    loss_sum: float
+    largest_gradient: float
+
+
+def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstStep:
+    """Compute the sizes that a recipe in fp16 would have to hold at the first step."""
+    setting = find_setting(setting)
+    model, batches, _ = setting.start(batch_size, seed)
+    inputs, targets = next(iter(batches))
+    logits = model(inputs)
+    setting.loss(logits, targets).backward()
+    largest = max(weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None)
+    total = F.cross_entropy(logits.detach(), targets, reduction="sum").item()
+    return FirstStep(setting.name, batch_size, seed, total, largest)
+
+
+@dataclass(frozen=True)
+class SurvivalMap:
+    """All outcomes of one run of the map, and where and when it was made."""
+
+    outcomes: tuple[Outcome, ...]
+    machine: str
+    torch: str
+    day: str
+
+    def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[Outcome, ...]:
+        """Return one cell's outcomes, one for each seed."""
+        wanted = (setting, recipe, batch_size)
+        return tuple(each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted)
+
+    def recipes(self) -> tuple[str, ...]:
+        """Return the recipes' names, in the order in which they ran."""
+        return tuple(dict.fromkeys(each.recipe for each in self.outcomes))
+
+    def sizes(self, setting: str) -> tuple[int, ...]:
+        """Return the batch sizes of one setting, rising."""
+        return tuple(sorted({each.batch_size for each in self.outcomes if each.setting == setting}))
+
+    def deaths(self, setting: str, recipe: str) -> dict[int, int]:
+        """Return how many seeds died at each batch size at which any did: {256: 3, 512: 5}."""
+        counts = {
+            size: sum(run.died_at is not None for run in self.cell(setting, recipe, size))
+            for size in self.sizes(setting)
+        }
+        return {size: count for size, count in counts.items() if count}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings; an infinite first loss as text, for JSON has none."""
+        rows = [asdict(each) | {"first_loss": str(each.first_loss)} for each in self.outcomes]
+        return {"machine": self.machine, "torch": self.torch, "day": self.day, "outcomes": rows}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SurvivalMap:
+        """Make the map again from `to_dict`'s numbers."""
+        rows = tuple(Outcome(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"])
+        return cls(rows, data["machine"], data["torch"], data["day"])
+
+
+def load_survival(path: Path | None = None) -> SurvivalMap:
+    """Read a recorded map: the newest in benchmarks/results, or the file named.
+
+    Raises CourseError if there is none, with the command that makes one.
+    """
+    if path is None:
+        found = sorted(
+            (course_root() / "benchmarks" / "results").glob("survival-*.json"), key=lambda file: file.name[-15:]
+        )
+        if not found:
+            raise CourseError(
+                "there is no recorded survival map: make one with `python -m benchmarks.survival` (some minutes)."
+            )
+        path = found[-1]
+    return SurvivalMap.from_dict(json.loads(path.read_text()))
+
+
+def _share(step: int, steps: int) -> float:
+    """Return the share of the full rate at a step: up along a line, down along half a cosine."""
+    return min(1.0, (step + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _finite(model: nn.Module) -> bool:
+    # Batch norm's statistics count: one infinite batch spoils them for good, and with them every evaluation.
+    return all(bool(value.isfinite().all()) for value in model.state_dict().values() if value.is_floating_point())
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One line of the ImageNet table. top1 in percent; None stands for the NaN that was reported."""
+
+    recipe: str
+    batch_size: int
+    top1: float | None
+
+
+# ResNet-50 on ImageNet, 8 × V100, PyTorch 1.7, SGD, rate 0.1 × batch / 256: an experience report to
+# FlyEgle/imageclassification. None of it measured here. Its torch AMP and Apex O1 runs are both O1.
+IMAGENET = (
+    PublishedRun("half_bn32", 256, 75.40),
+    PublishedRun("half_bn32", 512, 75.70),
+    PublishedRun("half_bn32", 1024, 75.57),
+    PublishedRun("half_bn32", 2048, None),
+    PublishedRun("half_bn32", 4096, None),
+    PublishedRun("o1", 4096, 75.79),
+    PublishedRun("torch_amp", 4096, 75.92),
+    PublishedRun("o2", 4096, 75.59),
+    PublishedRun("o3", 4096, None),
+)

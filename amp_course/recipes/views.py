@@ -1,0 +1,127 @@
+"""Draw what `RecipeExplorer` shows, as HTML: bytes for each parameter as bars beside fp32's, and a table of what was measured."""
+
+from __future__ import annotations
+
+from html import escape
+
+from amp_course.autocast.views import chip
+from amp_course.kit.memory import bytes_text
+from amp_course.kit.style import KEPT
+from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text
+from amp_course.recipes.reach import Reach
+from amp_course.recipes.table import Bytes, Measured
+from amp_course.underflow.views import percent
+
+Side = tuple[Measured, Reach]
+_WIDTH, _LEFT, _RIGHT, _TALL, _ROW = 660, 96, 610, 26, 68
+_SHORT = {"optimizer_state": "state"}  # so that a narrow part has room for its name
+_LONG = {"master": "master weights", "optimizer_state": "optimizer state"}
+_CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
+
+
+def recipe_view(chosen: Side, fp32: Side, size: int, optimizer: str) -> str:
+    """Return the panel's HTML; size: the parameters of the model that the bytes are multiplied up to."""
+    row, base = chosen[0], fp32[0]
+    return (
+        f'<div style="color:{INK};line-height:1.5">'
+        f'<div role="status" aria-live="polite" style="margin-bottom:4px">{verdict(chosen, fp32, size, optimizer)}</div>'
+        f"{_bars(row, base)}{_table(chosen, fp32, size)}</div>"
+    )
+
+
+def verdict(chosen: Side, fp32: Side, size: int, optimizer: str) -> str:
+    """Say in two sentences what a recipe keeps, and whether its first update arrived."""
+    row, reached = chosen
+    keeps, would = (f"{side[0].bytes_per_parameter:.1f}" for side in (chosen, fp32))
+    said = (
+        f"<b>{escape(row.label)}</b> with {escape(optimizer)} keeps <b>{keeps} bytes</b> for each parameter, fp32 {would}: "
+        f"{bytes_text(size * row.bytes_per_parameter)} for {size_text(size)} parameters, before any activation. "
+    )
+    if reached.broken:
+        return f"{said}✗ The first step left <b>{percent(reached.broken)} of the weights inf or NaN</b>: this training is over."
+    said += f"The first step changed <b>{percent(reached.weights)}</b> of the weights"
+    if reached.masters is not None:
+        return f"{said} and {percent(reached.masters)} of their masters (fp32: {percent(fp32[1].weights)})."
+    return f"{said} (fp32: {percent(fp32[1].weights)})."
+
+
+def size_text(parameters: int) -> str:
+    """Write a large number for people. Example: 7_000_000_000 → "7 billion" """
+    return f"{parameters / 1e9:g} billion" if parameters >= 1e9 else f"{parameters / 1e6:g} million"
+
+
+def _bars(row: Measured, base: Measured) -> str:
+    rows = [(row.label, row)] if row.name == base.name else [(row.label, row), ("fp32", base)]
+    most = max(one.bytes_per_parameter for _, one in rows)
+    parts: list[str] = []
+    for place, (label, one) in enumerate(rows):
+        top, left = 4 + place * _ROW, float(_LEFT)
+        parts.append(text(_LEFT - 8, top + _TALL / 2 + 4, label, anchor="end", bold=not place))
+        for kind, (colour, hatch) in KEPT.items():
+            sizes: Bytes = getattr(one, kind)
+            each = sum(sizes.values()) / one.parameters
+            width = (_RIGHT - _LEFT) * each / most
+            if not each:
+                continue
+            tip = f"{_name(kind)}: {' + '.join(sizes)}, {each:.2f} bytes for each parameter"
+            parts.append(box(left, top, width - 1.5, _TALL, colour, hatch=hatch, tip=tip))
+            parts.append(text(left, top + _TALL + 14, _SHORT.get(kind, kind)))
+            parts.append(text(left, top + _TALL + 28, f"{next(iter(sizes))} {each:.1f}", fill=FAINT))
+            left += width
+        parts.append(text(left + 6, top + _TALL / 2 + 4, f"{one.bytes_per_parameter:.1f}", bold=not place))
+    said = "; ".join(f"{label} {one.bytes_per_parameter:.1f}" for label, one in rows)
+    return picture(_WIDTH, 4 + len(rows) * _ROW, *parts, label=f"bytes for each parameter: {said}")
+
+
+def _table(chosen: Side, fp32: Side, size: int) -> str:
+    (row, reached), (base, reached32) = chosen, fp32
+    each = [one.bytes_per_parameter for one in (row, base)]
+    at_step = [one.at_step / one.parameters for one in (row, base)]
+    lines = [
+        *(_kind(kind, getattr(row, kind), getattr(base, kind), row.parameters) for kind in KEPT),
+        ("<b>together, bytes per parameter</b>", "", f"<b>{each[0]:.1f}</b>", f"{each[1]:.1f}"),
+        ("… when the optimizer steps", "", *(f"{one:.1f}" for one in at_step)),
+        ("… the autocast copies of weights", "", *(f"{one.cast_copies / one.parameters:.1f}" for one in (row, base))),
+        (f"<b>{size_text(size)} parameters</b>", "", *(bytes_text(size * one) for one in each)),
+        ("batch norm statistics", _chips(row.batch_norm), *(_size(one.batch_norm) for one in (row, base))),
+        ("activations of this batch", _chips(row.activations), *(_size(one.activations) for one in (row, base))),
+        ("loss scale", "", escape(row.scaling), escape(base.scaling)),
+        ("weights changed by the first step", "", percent(reached.weights), percent(reached32.weights)),
+        ("masters changed by the first step", "", _share(reached.masters), _share(reached32.masters)),
+        ("weights inf or NaN after it", "", percent(reached.broken), percent(reached32.broken)),
+    ]
+    head = "".join(
+        f'<th scope="col" style="{_CELL}">{name}</th>' for name in ("", "formats", escape(row.label), "fp32")
+    )
+    body = "".join(f"<tr>{_cells(*cells)}</tr>" for cells in lines)
+    return (
+        '<div style="overflow-x:auto"><table aria-label="measured" style="border-collapse:collapse;margin:4px 0">'
+        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _cells(name: str, *values: str) -> str:
+    """Return a row's cells; on a narrow page its name is broken, its values are not."""
+    rest = "".join(f'<td style="{_CELL};white-space:nowrap">{value}</td>' for value in values)
+    return f'<td style="{_CELL}">{name}</td>{rest}'
+
+
+def _kind(kind: str, sizes: Bytes, base: Bytes, parameters: int) -> tuple[str, str, str, str]:
+    each = [f"{sum(one.values()) / parameters:.1f}" if one else "–" for one in (sizes, base)]
+    return (f"{swatch(*KEPT[kind])} {_name(kind)}", _chips(sizes), each[0], each[1])
+
+
+def _name(kind: str) -> str:
+    return _LONG.get(kind, kind)
+
+
+def _chips(sizes: Bytes) -> str:
+    return " ".join(map(chip, sizes)) or f'<span style="color:{FAINT}">–</span>'
+
+
+def _size(sizes: Bytes) -> str:
+    return bytes_text(sum(sizes.values())) if sizes else "–"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else percent(value)

@@ -1,0 +1,141 @@
+"""`LoopWorkbench` without a browser: the text shown is the text that runs, its audit is the audit, and it never throws."""
+
+import base64
+import html
+import re
+
+import pytest
+import torch
+
+from amp_course.patterns import audit
+from amp_course.patterns import panel as panel_module
+from amp_course.patterns.panel import OWN, PRESETS, LoopWorkbench
+from amp_course.patterns.workbench import Switches, build_loop, source_of
+
+FOUND = {  # what is said of each preset
+    "the right loop": (),
+    "clipped while scaled": ("clipped-while-scaled",),
+    "clipped in every micro-batch": ("clipped-every-micro-batch", "clipped-while-scaled"),
+    "not clipped": ("not-clipped",),
+    "sum instead of mean": ("sum-not-mean",),
+    "cleared in every micro-batch": ("cleared-every-micro-batch",),
+    "never cleared": ("never-cleared",),
+    "update() in every micro-batch": ("update-every-micro-batch",),
+    "update() forgotten": ("update-missing",),
+    "scheduler runs on": ("scheduler-ran-on",),
+    "three faults at once": ("clipped-while-scaled", "scheduler-ran-on"),
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return LoopWorkbench()
+
+
+@pytest.fixture
+def panel(made):
+    made.start.value = "the right loop"
+    return made
+
+
+def shown_source(panel):
+    """Return what one copies: all lines but those that only the right loop has."""
+    code = re.search(r"<pre[^>]*>(.*?)</pre>", panel.view.value, flags=re.S)[1]
+    rows = re.findall(r"<div[^>]*>(.*?)</div>", code, flags=re.S)
+    kept = [re.sub(r"<[^>]+>", "", row)[2:] for row in rows if "<del" not in row]
+    return html.unescape("\n".join(kept)) + "\n"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_is_found_out(panel, name):
+    panel.start.value = name
+    assert panel.audit.names == FOUND[name]
+    assert not panel.message.value or PRESETS[name].update != "once"
+    for fault in FOUND[name]:
+        assert fault in panel.view.value
+    assert ("✗" in panel.view.value) == bool(FOUND[name])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_loop_shown_is_the_loop_that_is_run(panel, name):
+    panel.start.value = name
+    assert shown_source(panel) == panel.source == source_of(PRESETS[name]) == build_loop(PRESETS[name])[0]
+
+
+def test_the_audit_shown_is_that_of_a_fresh_run(panel):
+    panel.switches["divide"].value = False
+    _, step, objects = build_loop(Switches(divide=False))
+    fresh = audit(step, **objects)
+    assert panel.audit.findings[0].name == fresh.findings[0].name == "sum-not-mean"
+    for cause in (panel.audit.findings[0].cause, "not their mean"):
+        assert html.escape(cause) in panel.view.value
+
+
+def test_mending_one_fault_brings_the_next_to_light(panel):
+    panel.start.value = "three faults at once"
+    assert "sum-not-mean" not in panel.view.value
+    panel.switches["clip"].value = "after unscale"
+    assert panel.start.value == OWN
+    assert panel.audit.names == ("sum-not-mean", "scheduler-ran-on")
+    panel.switches["divide"].value = True
+    assert panel.start.value == "scheduler runs on"
+    panel.switches["wait"].value = True
+    assert panel.start.value == "the right loop" and not panel.audit.findings
+
+
+def test_choosing_ones_own_changes_nothing(panel):
+    panel.start.value = "not clipped"
+    before = panel.view.value
+    panel.start.value = OWN
+    assert panel.view.value == before and panel.chosen == PRESETS["not clipped"]
+
+
+def test_a_switch_without_effect_is_disabled_and_says_so(panel):
+    panel.switches["update"].value = "never"
+    assert panel.switches["wait"].disabled and "has no effect" in panel.message.value
+    panel.switches["update"].value = "once"
+    assert not panel.switches["wait"].disabled and not panel.message.value
+
+
+def test_each_setting_is_run_once(panel, monkeypatch):
+    panel.start.value = "never cleared"
+    panel.start.value = "the right loop"
+    monkeypatch.setattr(panel_module, "audit", lambda *_, **__: pytest.fail("audited again"))
+    panel.start.value = "never cleared"
+    assert panel.audit.names == ("never-cleared",)
+
+
+def test_a_loop_that_cannot_be_audited_gets_a_message_and_the_view_stays(panel, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("<b>no</b> memory")
+
+    monkeypatch.setattr(panel_module, "audit", broken)
+    panel._audits.pop(Switches(divide=False), None)
+    before = panel.view.value
+    panel.switches["divide"].value = False
+    assert "could not be audited: &lt;b&gt;no&lt;/b&gt; memory" in panel.message.value and panel.view.value == before
+    panel.switches["divide"].value = True
+    assert not panel.message.value
+
+
+def test_threads_and_random_stream_are_left_alone(panel):
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    panel._audits.clear()
+    panel.start.value = "not clipped"
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_page_without_a_kernel_gets_a_picture(panel):
+    panel.start.value = "clipped while scaled"
+    bundle = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == "LoopWorkbench()"
+    words = [text.get_text() for axis in panel.still().axes for text in axis.texts]
+    assert "✗ clipping: clipped-while-scaled" in words
+    assert "+         clip_grad_norm_(model.parameters(), max_norm)" in words
+
+
+def test_every_switch_of_the_workbench_has_a_menu_with_name_and_explanation(panel):
+    assert list(panel.switches) == list(Switches.CHOICES)
+    for control in (panel.start, *panel.switches.values()):
+        assert control.description and control.tooltip

@@ -1,0 +1,71 @@
+"""What `LoopWorkbench` draws: lines compared, behaviours judged, everything escaped."""
+
+import itertools
+
+import pytest
+
+from amp_course.patterns.faults import FAULTS
+from amp_course.patterns.findings import Audit, Finding, finding
+from amp_course.patterns.verdict import _FAULTS_OF, BEHAVIOURS, Line, judgements, marked_lines
+from amp_course.patterns.views import headline, workbench_view
+from amp_course.patterns.workbench import Switches, source_of
+
+
+def test_every_fault_belongs_to_one_behaviour():
+    placed = [name for names in _FAULTS_OF.values() for name in names]
+    assert sorted(placed) == sorted(FAULTS)
+    assert set(_FAULTS_OF) == set(BEHAVIOURS)
+
+
+def test_lines_are_marked_on_the_side_where_they_stand():
+    assert marked_lines("a\nc", "a\nb\nc") == [("", "a"), ("−", "b"), ("", "c")]
+    assert marked_lines("a\nb\nc", "a\nc") == [("", "a"), ("+", "b"), ("", "c")]
+    assert marked_lines("x", "x") == [("", "x")]
+
+
+@pytest.mark.parametrize("values", list(itertools.product(*Switches.CHOICES.values())))
+def test_without_the_other_sides_lines_each_loop_is_whole(values):
+    source, right = source_of(Switches(*values)), source_of(Switches())
+    lines = marked_lines(source, right)
+    assert [line.text for line in lines if line.mark != "−"] == source.splitlines()
+    assert [line.text for line in lines if line.mark != "+"] == right.splitlines()
+
+
+def test_each_behaviour_is_right_wrong_or_not_judged():
+    found = Audit((finding("clipped-while-scaled"),), ("objects", "clipping"), (("overflow", "no scaler"),))
+    said = {behaviour: (state, word) for state, behaviour, word in judgements(found)}
+    assert said["objects"] == ("right", "fp32 parameters, on one device")
+    assert said["clipping"] == ("wrong", "clipped-while-scaled")
+    assert said["overflow"] == ("not judged", "no scaler")
+    assert said["gradient"] == ("not judged", "mend the faults first")
+    assert judgements(Audit((), ("objects",)))[1].word == "was not asked for"
+
+
+def test_the_headline_counts():
+    def said(*names, checked=()):
+        audit = Audit(tuple(map(finding, names)), checked)
+        return headline(judgements(audit), audit)
+
+    assert said(checked=tuple(BEHAVIOURS)) == f"<b>✓ No fault</b> in {len(BEHAVIOURS)} behaviours; 0 not judged."
+    two = said("sum-not-mean", "not-clipped", checked=("objects",))
+    assert two.startswith("<b>✗ 2 faults: sum-not-mean, not-clipped.</b> Behaviours: 1 right")
+    assert said("not-clipped").startswith("<b>✗ Fault: not-clipped.</b>")
+
+
+def test_marks_do_not_depend_on_colour_and_removed_lines_are_not_copied():
+    audit = Audit((finding("not-clipped", loss_scale=1024.0),), ("objects",))
+    view = workbench_view([Line("+", "new"), Line("−", "old"), Line("", "same")], judgements(audit), audit)
+    assert '<b style="user-select:none">+</b> <ins' in view
+    assert '<del style="user-select:none' in view
+    assert "✗ clipping" in view and "✓ objects" in view and "– gradient" in view
+    assert "loss scale: 1024" in view  # the evidence
+    assert "not executed" in view
+    calm = workbench_view([Line("", "same")], judgements(Audit((), ())), Audit((), ()))
+    assert "not executed" not in calm
+
+
+def test_everything_is_escaped():
+    audit = Audit((Finding("a<b", "c<d", "e<f", {"g": "h<i"}),), (), (("objects", "j<k"),))
+    view = workbench_view([Line("+", "if x < 1:"), Line("−", "y<z"), Line("", "<p>")], judgements(audit), audit)
+    for raw in ("a<b", "c<d", "e<f", "h<i", "j<k", "x < 1", "y<z", ">  </span><p>"):
+        assert raw not in view

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from amp_course.patterns import audit
+from amp_course.patterns.workbench import Switches, build_loop
+from tests.patterns.test_checkpoint import one_thread  # noqa: F401
+
+FINDINGS = {
+    "clip": {
+        "before unscale": {"clipped-while-scaled"},
+        "every micro-batch": {"clipped-every-micro-batch", "clipped-while-scaled"},
+        "not at all": {"not-clipped"},
+    },
+    "divide": {False: {"sum-not-mean"}},
+    "clear": {"every micro-batch": {"cleared-every-micro-batch"}, "never": {"never-cleared"}},
+    "update": {"every micro-batch": {"update-every-micro-batch"}, "never": {"update-missing"}},
+    "wait": {False: {"scheduler-ran-on"}},
+}
+
+
+def names(switches: Switches) -> set[str]:
+    _, step, objects = build_loop(switches)
+    return set(audit(step, **objects).names)
+
+
+def test_the_default_is_right_and_every_other_choice_is_named() -> None:
+    assert names(Switches()) == set()
+    for switch, choices in Switches.CHOICES.items():
+        assert set(FINDINGS[switch]) == set(choices[1:])
+        for choice in choices[1:]:
+            assert names(Switches(**{switch: choice})) == FINDINGS[switch][choice], (switch, choice)
+
+
+def test_only_the_default_passes() -> None:
+    for choices in itertools.product(*Switches.CHOICES.values()):
+        switches = Switches(*choices)
+        found = names(switches)
+        assert (not found) == (switches == Switches())
+        assert "step-raises" not in found
+
+
+def test_what_is_shown_is_what_runs() -> None:
+    text, step, objects = build_loop(Switches())
+    assert text.count("scaler.step(optimizer)") == 1 and step.__code__.co_filename == "<the loop of the switches>"
+    again: dict = dict(step.__globals__)
+    exec(text, again)
+    assert again["train_step"].__code__.co_code == step.__code__.co_code
+    before = [p.detach().clone() for p in objects["model"].parameters()]
+    for number, batch in enumerate(objects["batches"]):
+        step(*batch, last=number % 2 == 1)
+    assert not any(map(torch.equal, before, objects["model"].parameters()))
+
+
+def test_refuses_an_unknown_choice() -> None:
+    with pytest.raises(ValueError, match="clip is 'never': choose one of 'after unscale'"):
+        Switches(clip="never")

@@ -1,0 +1,189 @@
+"""`RecipeExplorer` without a browser: what it shows is measured, options belong to recipes, and it never throws."""
+
+import base64
+import re
+from dataclasses import fields
+
+import pytest
+import torch
+
+from amp_course.kit.memory import bytes_text
+from amp_course.recipes import ALL, O0, O2, O3, PURE_BF16, find, measure
+from amp_course.recipes import panel as panel_module
+from amp_course.recipes.panel import RecipeExplorer, _loss
+from amp_course.recipes.reach import reach
+from amp_course.underflow.views import percent
+
+
+@pytest.fixture(scope="module")
+def made():
+    return RecipeExplorer()
+
+
+@pytest.fixture
+def panel(made):
+    made.optimizer.value, made.rate.value, made.net.value, made.size.value = "Adam", 1e-3, "DigitsResNet", 10**9
+    made.recipe.value = "o0"
+    made.recipe.value = "o2"
+    return made
+
+
+def cells(panel, first):
+    """Return the texts of a row of the table, found by how its first cell begins."""
+    rows = re.findall(r"<tr>(.*?)</tr>", panel.view.value, flags=re.S)
+    texts = [[re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
+    return next(row[1:] for row in texts if row and row[0].startswith(first))
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in ALL])
+@pytest.mark.parametrize("net", ["DigitsResNet", "CharGPT", "SimpleNet"])
+def test_what_is_shown_is_what_a_step_holds(panel, name, net):
+    panel.net.value, panel.recipe.value = net, name
+    row = measure(find(name), *panel._nets[net], loss_fn=_loss, make_optimizer=torch.optim.Adam)
+    assert panel.measured == row
+    assert cells(panel, "weights")[0] == " ".join(row.weights)
+    assert cells(panel, "master weights")[0] == (" ".join(row.master) or "–")
+    assert cells(panel, "gradients")[0] == " ".join(row.gradients)
+    assert cells(panel, "optimizer state")[0] == " ".join(row.optimizer_state)
+    assert cells(panel, "batch norm statistics")[0] == (" ".join(row.batch_norm) or "–")
+    assert cells(panel, "together")[1:] == [f"{row.bytes_per_parameter:.1f}", "16.0"]
+    assert cells(panel, "loss scale")[1] == row.scaling
+    assert cells(panel, "1 billion parameters")[1:] == [bytes_text(1e9 * row.bytes_per_parameter), bytes_text(16e9)]
+
+
+@pytest.mark.parametrize("optimizer, each", [("SGD", 8), ("SGD with momentum", 12), ("Adam", 16)])
+def test_fp32_keeps_what_one_can_count_by_hand(panel, optimizer, each):
+    panel.recipe.value, panel.optimizer.value, panel.size.value = "o0", optimizer, 7 * 10**9
+    assert panel.measured.bytes_per_parameter == each
+    assert cells(panel, "7 billion")[1] == bytes_text(each * 7e9)
+
+
+def test_an_option_that_a_recipe_lacks_is_disabled(panel):
+    for recipe in ALL:
+        panel.recipe.value = recipe.name
+        own = {field.name for field in fields(recipe)}
+        assert {name for name, menu in panel.options.items() if not menu.disabled} == own & set(panel.options)
+        assert panel.chosen == recipe  # its own defaults
+        for name in own & set(panel.options):
+            assert panel.options[name].value == getattr(recipe, name)
+
+
+def test_every_choice_of_every_option_is_measured(panel):
+    for recipe in ALL:
+        panel.recipe.value = recipe.name
+        for name, menu in panel.options.items():
+            for _, value in () if menu.disabled else menu.options:
+                menu.value = value
+                assert getattr(panel.chosen, name) == value
+                assert "Nothing changed" not in panel.message.value
+                assert panel.measured.name == recipe.name
+
+
+def test_without_masters_adam_in_fp16_dies_at_the_first_step_and_bf16_lives(panel):
+    assert panel.reach.broken == 0 and cells(panel, "master weights")[1] == "3.9"  # batch norm has none
+    panel.options["master_weights"].value = False
+    assert panel.reach.broken > 0 and "this training is over" in panel.view.value
+    assert panel.reach.weights + panel.reach.broken <= 1  # a weight that is NaN has not arrived anywhere
+    assert panel.measured.bytes_per_parameter < 9
+    panel.options["dtype"].value = torch.bfloat16
+    assert panel.reach.broken == 0 and "this training is over" not in panel.view.value
+    panel.recipe.value = "o3"
+    assert panel.reach.broken > 0
+    panel.options["master_weights"].value = True
+    assert panel.reach.broken == 0
+
+
+def test_a_lower_rate_reaches_fewer_bf16_weights_and_all_masters(panel):
+    panel.recipe.value, panel.optimizer.value = "pure_bf16", "SGD"
+    shares = []
+    for rate in (1e-1, 1e-3, 1e-5):
+        panel.rate.value = rate
+        shares.append(panel.reach.weights)
+    assert shares[0] > 0.8 and shares[0] > shares[1] > shares[2] and shares[2] < 0.1
+    panel.recipe.value = "o2"
+    assert panel.reach.weights < 0.2 and panel.reach.masters > 0.9
+    assert f"{percent(panel.reach.masters)} of their masters" in panel.view.value
+
+
+def test_reach_is_what_one_sees_by_hand(panel):
+    model, x, y = panel._nets["CharGPT"]
+    panel.net.value, panel.recipe.value, panel.optimizer.value = "CharGPT", "o0", "SGD"
+    twin = type(model)(32, context=8, layers=1, heads=2, width=32)
+    twin.load_state_dict(model.state_dict())
+    _loss(twin(x), y).backward()
+    moved = [parameter.detach() - 1e-3 * parameter.grad for parameter in twin.parameters()]
+    changed = sum(int((a != b).sum()) for a, b in zip(moved, model.parameters(), strict=True))
+    assert panel.reach.weights == pytest.approx(changed / sum(m.numel() for m in moved), abs=1e-3)
+    assert panel.reach.masters is None and panel.reach.skipped == 0
+
+
+def test_reach_waits_for_a_step_that_counts_and_gives_up_in_the_end(panel):
+    model, x, y = panel._nets["DigitsResNet"]
+    kind = type(O2())
+    skipping = reach(kind(loss_scale="dynamic"), model, x, y, loss_fn=lambda o, t: _loss(o, t) * 2.0**8)
+    assert skipping.skipped > 0 and skipping.masters > 0.9
+    with pytest.raises(RuntimeError, match="skipped the first 30 steps"):
+        reach(O2(), model, x, y, loss_fn=lambda o, t: _loss(o, t) * float("inf"))
+
+
+def test_nothing_of_the_net_or_the_readers_settings_changes(panel):
+    model = panel._nets["DigitsResNet"][0]
+    before = [parameter.clone() for parameter in model.parameters()]
+    torch.manual_seed(torch.initial_seed() + 1)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    panel._measured.clear()
+    panel._reached.clear()
+    with torch.no_grad():
+        panel.recipe.value = "o3"
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_choice_is_measured_once(panel, monkeypatch):
+    panel.recipe.value = "o1"
+    for name in ("measure", "reach"):
+        monkeypatch.setattr(panel_module, name, lambda *_, **__: pytest.fail("measured again"))
+    panel.recipe.value = "o2"
+    panel.recipe.value = "o1"
+    panel.size.value = 10**8
+    assert panel.chosen == find("o1")
+
+
+def test_what_cannot_be_measured_gets_a_message_and_the_view_stays(panel, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("<i>no</i> step")
+
+    monkeypatch.setattr(panel_module, "reach", broken)
+    panel._reached.pop((O3(), "DigitsResNet", "Adam", 1e-3), None)
+    before = panel.view.value
+    panel.recipe.value = "o3"
+    assert "Nothing changed.</b> &lt;i&gt;no&lt;/i&gt; step" in panel.message.value and panel.view.value == before
+    panel.recipe.value = "o2"
+    assert not panel.message.value
+
+
+def test_says_where_an_option_has_nothing_to_act_on(panel):
+    panel.net.value = "CharGPT"
+    assert "CharGPT has no batch norm" in panel.message.value
+    panel.recipe.value = "o1"
+    assert not panel.message.value
+
+
+def test_a_page_without_a_kernel_gets_a_picture(panel):
+    bundle = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == "RecipeExplorer()"
+    labels = [label.get_text() for label in panel.still().axes[0].get_yticklabels()]
+    assert labels == ["O0", "O2"]
+    panel.recipe.value = "o0"
+    assert [label.get_text() for label in panel.still().axes[0].get_yticklabels()] == ["O0"]
+
+
+def test_controls_have_names_and_explanations(panel):
+    for control in (panel.recipe, panel.net, panel.optimizer, panel.rate, panel.size, *panel.options.values()):
+        assert control.description and control.tooltip
+
+
+def test_recipes_that_are_compared_are_those_of_the_chapter(panel):
+    assert [name for _, name in panel.recipe.options] == [recipe.name for recipe in ALL]
+    assert {O0().name, PURE_BF16().name} <= {name for _, name in panel.recipe.options}
