@@ -16,7 +16,7 @@ from pathlib import Path
 from amp_course.checking.outcome import inline_html
 
 _LOOPS = Path(__file__).parent / "phrasebook_loops"
-_CELL = "text-align:left;padding:3px 10px 3px 0;vertical-align:top;white-space:normal"
+_CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:normal;font-size:88%"
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,12 @@ class Measured:
 
     def cells(self) -> list[str]:
         """Return the row as text, in the order of `RecipeTable.HEAD`."""
-        kinds = (self.weights, self.master, self.gradients, self.optimizer_state, self.batch_norm, self.activations)
+        kinds = (self.weights, self.master, self.gradients, self.optimizer_state, self.batch_norm)
         return [
             self.label,
             *map(formats_text, kinds),
+            f"{bytes_text(self.activation_bytes)}: {formats_text(self.activations)}",
             f"{self.bytes_per_parameter:.1f}",
-            bytes_text(self.activation_bytes),
             self.scaling,
         ]
 
@@ -85,10 +85,9 @@ class RecipeTable:
         "master",
         "gradients",
         "optimizer state",
-        "batch norm statistics",
+        "batch norm",
         "activations",
         "bytes per parameter",
-        "activation bytes",
         "loss scale",
     )
     rows: tuple[Measured, ...]
