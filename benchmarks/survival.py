@@ -18,7 +18,8 @@ import torch
 
 from amp_course.kit.hardware import machine_report, pick_device
 from amp_course.recipes import ALL
-from amp_course.recipes.survival import SETTINGS, SIZES, Outcome, SurvivalMap, train_to_the_end
+from amp_course.recipes.survival import SETTINGS, SIZES, Fate, train_to_the_end
+from amp_course.recipes.survival_map import SurvivalMap
 from benchmarks.in_turn import RESULTS, slug
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in SETTINGS], help="default: all")
     parser.add_argument("--recipes", nargs="+", choices=[recipe.name for recipe in ALL], help="default: all")
     chosen = parser.parse_args(argv)
-    outcomes: list[Outcome] = []
+    outcomes: list[Fate] = []
     began = time.monotonic()
     for setting in SETTINGS:
         if chosen.settings and setting.name not in chosen.settings:

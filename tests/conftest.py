@@ -6,6 +6,8 @@ import shutil
 import signal
 import tempfile
 
+import pytest
+
 # Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start.
 _scratch = tempfile.mkdtemp(prefix="amp_course_work_")
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
@@ -15,6 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DIAGNOSIS = "diagnosis"
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Run on one thread: for models this small it costs less, and minds no other program."""
+    from amp_course.kit import threads  # late: torch takes a second, which not every test needs
+
+    with threads.one_thread():
+        yield
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -57,6 +57,13 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+def masters_of(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+    """Return what the optimizer owns and the model does not have: fp32 copies of 16-bit weights."""
+    own = {id(parameter) for parameter in model.parameters()}
+    owned = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter for parameter in owned if id(parameter) not in own]
+
+
 def bytes_text(count: float) -> str:
     """Write a number of bytes for people, with three figures. Example: 1_572_864 → "1.50 MiB" """
     if count < 1024:
@@ -133,9 +140,7 @@ def step_memory(
             f"step is a {type(step).__name__}, not a function: pass the function that runs one step, as in "
             "step_memory(model, optimizer, step), without calling it."
         )
-    own = {id(parameter) for parameter in parameters}
-    owned = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    masters = [parameter for parameter in owned if id(parameter) not in own]
+    masters = masters_of(model, optimizer)
     watch = StepWatch(model, [*masters, *_state_tensors(optimizer), *batch])
     cuda = watch.device if watch.device.type == "cuda" else None
     allocated_before = 0

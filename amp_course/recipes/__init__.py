@@ -1,6 +1,6 @@
 """Chapter 08: the recipes of mixed precision training, side by side over one loop."""
 
-from amp_course.recipes.base import Recipe
+from amp_course.recipes.base import BaseRecipe
 from amp_course.recipes.recipe import (
     ALL,
     AMP_BF16,
@@ -25,8 +25,8 @@ __all__ = [
     "O3",
     "PURE_BF16",
     "PURE_BF16_SR",
+    "BaseRecipe",
     "Measured",
-    "Recipe",
     "RecipeTable",
     "find",
     "measure",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ SAVE_DTYPES = (torch.float32, *LOW_DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class BaseRecipe(ABC):
     """What all recipes have.
 
     save_dtype: the dtype in which `session.state_dict()` writes the model's floats (Paddle's `decorate(save_dtype=…)`);
@@ -87,8 +88,9 @@ class Recipe:
         require_fp32_model(model)
         return self._prepare(model, make_optimizer, loss_fn)
 
+    @abstractmethod
     def _prepare(self, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn) -> Stepper:
-        raise NotImplementedError
+        """Do what `prepare` promises, for a model that has been checked."""
 
 
 def _check_loss_scale(recipe: str, value: Any) -> None:

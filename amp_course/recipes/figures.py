@@ -18,10 +18,11 @@ from amp_course.bits.numerals import raised
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import COLOURS, FEWER_DOTS, HATCHES, INK, KEPT, new_figure, title
 from amp_course.recipes.guide import HARDWARE, MODELS, SYMPTOMS, Leaf
-from amp_course.recipes.survival import IMAGENET, SETTINGS, FirstStep, SurvivalMap, find_setting
+from amp_course.recipes.survival import SETTINGS, FirstStep, find_setting
+from amp_course.recipes.survival_map import IMAGENET, SurvivalMap
 
 if TYPE_CHECKING:
-    from amp_course.recipes.base import Recipe
+    from amp_course.recipes.base import BaseRecipe
     from amp_course.recipes.table import RecipeTable
 
 _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
@@ -64,7 +65,7 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
     return figure
 
 
-def distance_figure(distances: Mapping[Recipe, Sequence[float]], limit: float) -> Figure:
+def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: float) -> Figure:
     """Draw how far each recipe's weights are from an fp32 twin's, step by step, and a limit as a line across."""
     figure, axis = new_figure(7.2, 2.9)
     for number, (recipe, values) in enumerate(distances.items()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_course.recipes.base import Recipe
+from amp_course.recipes.base import BaseRecipe
 from amp_course.recipes.recipe import find
 
 HARDWARE = {
@@ -53,7 +53,7 @@ class Leaf:
     section: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def build(self) -> Recipe:
+    def build(self) -> BaseRecipe:
         """Return the recipe, with the options that the advice gives it."""
         return find(self.recipe, **self.options)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.threads import one_thread
-from amp_course.recipes.base import LOW_DTYPES, Recipe
+from amp_course.recipes.base import LOW_DTYPES, BaseRecipe
 from amp_course.recipes.figures import recipe_table_figure
 from amp_course.recipes.reach import Reach, reach
 from amp_course.recipes.recipe import ALL, O0
@@ -130,12 +130,12 @@ class RecipeExplorer(Panel):
         self._change_recipe()
 
     @property
-    def chosen(self) -> Recipe:
+    def chosen(self) -> BaseRecipe:
         """The recipe as chosen, with its options."""
         kind = self._kind()
         return type(kind)(**{name: menu.value for name, menu in self.options.items() if hasattr(kind, name)})
 
-    def _kind(self) -> Recipe:
+    def _kind(self) -> BaseRecipe:
         return next(recipe for recipe in ALL if recipe.name == self.recipe.value)
 
     def _change_recipe(self, change: Any = None) -> None:
@@ -162,7 +162,7 @@ class RecipeExplorer(Panel):
         self.view.value = recipe_view(chosen, fp32, self.size.value, self.optimizer.value)
         self._rows = (self.measured,) if self.chosen.name == "o0" else (self.measured, fp32[0])
 
-    def _side(self, recipe: Recipe) -> tuple[Measured, Reach]:
+    def _side(self, recipe: BaseRecipe) -> tuple[Measured, Reach]:
         name, rate = self.optimizer.value, self.rate.value
         kept, arrived = (recipe, self.net.value, name), (recipe, self.net.value, name, rate)
         # Gradients are on in here, whatever the cell around the panel does.
@@ -188,7 +188,7 @@ class RecipeExplorer(Panel):
         return recipe_table_figure(RecipeTable(self._rows))
 
 
-def _note(recipe: Recipe, row: Measured, net: str) -> str:
+def _note(recipe: BaseRecipe, row: Measured, net: str) -> str:
     if hasattr(recipe, "keep_batchnorm_fp32") and not row.batch_norm:
         return f"{net} has no batch norm, so keeping it in fp32 changes nothing here."
     return ""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from amp_course.kit.memory import masters_of
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer
-
-_MOST_STEPS = 30  # a scale that starts too high skips some
+from amp_course.recipes.table import until_a_step_counts
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,10 @@ def reach(
     """
     session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
     weights = list(session.model.parameters())
-    own = {id(parameter) for parameter in weights}
-    owned = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
-    masters = [parameter for parameter in owned if id(parameter) not in own]
+    masters = masters_of(session.model, session.optimizer)
     before, masters_before = _copies(weights), _copies(masters)
     with recipe.precision():
-        for done in range(_MOST_STEPS):
-            session.step(inputs, targets)
-            if session.skipped == done:  # the weights were left alone until now
-                break
-        else:
-            raise RuntimeError(f"the scaler skipped the first {_MOST_STEPS} steps: there is no update to look at")
+        until_a_step_counts(session, inputs, targets)  # a skipped step leaves the weights alone
     total = sum(weight.numel() for weight in weights)
     return Reach(
         weights=_changed(before, weights),

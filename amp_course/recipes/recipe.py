@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Scaler, Stepper
-from amp_course.recipes.base import LossScale, Recipe
+from amp_course.recipes.base import BaseRecipe, LossScale
 from amp_course.recipes.scalers import HalfGradScaler, StaticScaler
 from amp_course.recipes.steppers import (
     HalfStepper,
@@ -26,7 +26,7 @@ from amp_course.recipes.steppers import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class O0(Recipe):
+class O0(BaseRecipe):
     """Plain fp32: the baseline. Apex O0."""
 
     name = "o0"
@@ -38,7 +38,7 @@ class O0(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Autocast(Recipe):
+class _Autocast(BaseRecipe):
     """fp32 weights; autocast chooses each op's dtype. What O1 and AMP_BF16 share.
 
     fp32_ops:  names of ops that run in float32 whatever autocast would do (Paddle's custom_black_list)
@@ -94,7 +94,7 @@ class AMP_BF16(_Autocast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Half(Recipe):
+class _Half(BaseRecipe):
     """A model in 16 bits. What O2, O3 and the hand-made recipes share.
 
     fp32_ops: names of ops that run in float32 all the same, their results cast back (Paddle O2's custom_black_list)
@@ -224,12 +224,12 @@ class PURE_BF16_SR(_Half):
         return self._half(model, make_optimizer, loss_fn, keep_batchnorm_fp32=False, seed=self.seed)
 
 
-def find(name: str | Recipe, **options: Any) -> Recipe:
+def find(name: str | BaseRecipe, **options: Any) -> BaseRecipe:
     """Return a recipe by its name, with options: find("o2", keep_batchnorm_fp32=False) → O2(keep_batchnorm_fp32=False).
 
     Raises ValueError for a name or an option that there is not, naming those that there are.
     """
-    if isinstance(name, Recipe):
+    if isinstance(name, BaseRecipe):
         return name
     wanted = str(name).lower().replace("-", "_").replace(" ", "_")
     for recipe in ALL:
@@ -244,4 +244,4 @@ def _scaler(loss_scale: LossScale, model: nn.Module, dynamic: type[torch.amp.Gra
     return dynamic(next(model.parameters()).device.type) if loss_scale == "dynamic" else StaticScaler(loss_scale)
 
 
-ALL: tuple[Recipe, ...] = (O0(), O1(), O2(), O3(), HALF_BN32(), AMP_BF16(), PURE_BF16(), PURE_BF16_SR())
+ALL: tuple[BaseRecipe, ...] = (O0(), O1(), O2(), O3(), HALF_BN32(), AMP_BF16(), PURE_BF16(), PURE_BF16_SR())

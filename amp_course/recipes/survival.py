@@ -1,29 +1,24 @@
 """Which recipe lives at which batch size: train two small nets under every recipe, the rate growing with the batch.
 
-The full map takes minutes, so it is made once for a machine (`python -m benchmarks.survival`) and kept as a record;
-`load_survival` reads it. `train_to_the_end` makes any one cell of it afresh.
+`train_to_the_end` makes one cell of the map; the whole takes minutes, so `survival_map` keeps it as a record.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_course.kit.data import Batches, Digits, digit_batches, digits
-from amp_course.kit.errors import CourseError
 from amp_course.kit.models import DigitsResNet
-from amp_course.kit.paths import course_root
 from amp_course.loop.stepper import LossFn
-from amp_course.recipes.base import Recipe
+from amp_course.recipes.base import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
 BASE_SIZE = 16  # the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE
@@ -103,7 +98,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Fate:
     """How one run ended.
 
     accuracy: share of right answers on the 360 held-out digits, 0 … 1; None if it died
@@ -126,8 +121,8 @@ class Outcome:
 
 
 def train_to_the_end(
-    setting: Setting | str, recipe: Recipe, batch_size: int, seed: int = 0, loss_fn: LossFn | None = None
-) -> Outcome:
+    setting: Setting | str, recipe: BaseRecipe, batch_size: int, seed: int = 0, loss_fn: LossFn | None = None
+) -> Fate:
     """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say how it ended.
 
     loss_fn: (logits (batch, 10), targets (batch,)) → the loss; by default the setting's own
@@ -152,7 +147,7 @@ def train_to_the_end(
             break
     gave_up = step - _GIVEN_UP + 1 if idle == _GIVEN_UP else None
     died_at = gave_up if _finite(session.model) else step
-    return Outcome(
+    return Fate(
         setting.name,
         recipe.name,
         batch_size,
@@ -203,65 +198,6 @@ def first_step(setting: Setting | str, batch_size: int, seed: int = 0) -> FirstS
     return FirstStep(setting.name, batch_size, seed, total, largest)
 
 
-@dataclass(frozen=True)
-class SurvivalMap:
-    """All outcomes of one run of the map, and where and when it was made."""
-
-    outcomes: tuple[Outcome, ...]
-    machine: str
-    torch: str
-    day: str
-
-    def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[Outcome, ...]:
-        """Return one cell's outcomes, one for each seed."""
-        wanted = (setting, recipe, batch_size)
-        return tuple(each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted)
-
-    def recipes(self) -> tuple[str, ...]:
-        """Return the recipes' names, in the order in which they ran."""
-        return tuple(dict.fromkeys(each.recipe for each in self.outcomes))
-
-    def sizes(self, setting: str) -> tuple[int, ...]:
-        """Return the batch sizes of one setting, rising."""
-        return tuple(sorted({each.batch_size for each in self.outcomes if each.setting == setting}))
-
-    def deaths(self, setting: str, recipe: str) -> dict[int, int]:
-        """Return how many seeds died at each batch size at which any did: {256: 3, 512: 5}."""
-        counts = {
-            size: sum(run.died_at is not None for run in self.cell(setting, recipe, size))
-            for size in self.sizes(setting)
-        }
-        return {size: count for size, count in counts.items() if count}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings; an infinite first loss as text, for JSON has none."""
-        rows = [asdict(each) | {"first_loss": str(each.first_loss)} for each in self.outcomes]
-        return {"machine": self.machine, "torch": self.torch, "day": self.day, "outcomes": rows}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SurvivalMap:
-        """Make the map again from `to_dict`'s numbers."""
-        rows = tuple(Outcome(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"])
-        return cls(rows, data["machine"], data["torch"], data["day"])
-
-
-def load_survival(path: Path | None = None) -> SurvivalMap:
-    """Read a recorded map: the newest in benchmarks/results, or the file named.
-
-    Raises CourseError if there is none, with the command that makes one.
-    """
-    if path is None:
-        found = sorted(
-            (course_root() / "benchmarks" / "results").glob("survival-*.json"), key=lambda file: file.name[-15:]
-        )
-        if not found:
-            raise CourseError(
-                "there is no recorded survival map: make one with `python -m benchmarks.survival` (some minutes)."
-            )
-        path = found[-1]
-    return SurvivalMap.from_dict(json.loads(path.read_text()))
-
-
 def _share(step: int, steps: int) -> float:
     """Return the share of the full rate at a step: up along a line, down along half a cosine."""
     return min(1.0, (step + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -270,27 +206,3 @@ def _share(step: int, steps: int) -> float:
 def _finite(model: nn.Module) -> bool:
     # Batch norm's statistics count: one infinite batch spoils them for good, and with them every evaluation.
     return all(bool(value.isfinite().all()) for value in model.state_dict().values() if value.is_floating_point())
-
-
-@dataclass(frozen=True)
-class PublishedRun:
-    """One line of the ImageNet table. top1 in percent; None stands for the NaN that was reported."""
-
-    recipe: str
-    batch_size: int
-    top1: float | None
-
-
-# ResNet-50 on ImageNet, 8 × V100, PyTorch 1.7, SGD, rate 0.1 × batch / 256: an experience report to
-# FlyEgle/imageclassification. None of it measured here. Its torch AMP and Apex O1 runs are both O1.
-IMAGENET = (
-    PublishedRun("half_bn32", 256, 75.40),
-    PublishedRun("half_bn32", 512, 75.70),
-    PublishedRun("half_bn32", 1024, 75.57),
-    PublishedRun("half_bn32", 2048, None),
-    PublishedRun("half_bn32", 4096, None),
-    PublishedRun("o1", 4096, 75.79),
-    PublishedRun("torch_amp", 4096, 75.92),
-    PublishedRun("o2", 4096, 75.59),
-    PublishedRun("o3", 4096, None),
-)

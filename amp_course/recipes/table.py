@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from amp_course.bits.formats import find_format
-from amp_course.kit.memory import bytes_text, tensor_bytes
+from amp_course.kit.memory import bytes_text, masters_of, tensor_bytes
 from amp_course.kit.table import html_table, text_table
 from amp_course.kit.watch import Saved, StepWatch, storages
 from amp_course.loop.recipe import AnyRecipe
@@ -129,7 +129,7 @@ def measure(
     """
     session = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
     with recipe.precision():
-        _until_a_step_counts(session, inputs, targets)
+        until_a_step_counts(session, inputs, targets)
         seen = _Seen(session, [inputs, targets])
         skipped = session.skipped
         with seen.watching():
@@ -141,7 +141,7 @@ def measure(
         label=recipe.label,
         parameters=sum(parameter.numel() for parameter in session.model.parameters()),
         weights=by_format(session.model.parameters()),
-        master=by_format(_masters(session)),
+        master=by_format(masters_of(session.model, session.optimizer)),
         gradients=dict(seen.gradients),
         optimizer_state=by_format(_state(session)),
         batch_norm=by_format(statistics),
@@ -179,13 +179,6 @@ def _largest_first(sizes: dict[str, int]) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def _masters(session: Stepper) -> list[Tensor]:
-    """Return what the optimizer owns and the model does not have."""
-    own = {id(parameter) for parameter in session.model.parameters()}
-    owned = (parameter for group in session.optimizer.param_groups for parameter in group["params"])
-    return [parameter for parameter in owned if id(parameter) not in own]
-
-
 def _state(session: Stepper) -> list[Tensor]:
     values = (value for state in session.optimizer.state.values() for value in state.values())
     return [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
@@ -198,7 +191,8 @@ def _scaling(session: Stepper) -> str:
     return f"{kind}, {session.scale:,g}"
 
 
-def _until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> None:
+def until_a_step_counts(session: Stepper, inputs: Tensor, targets: Tensor) -> None:
+    """Step until the scaler lets one through; RuntimeError, with the cause, if it lets none."""
     for done in range(1, _MOST_STEPS + 1):
         session.step(inputs, targets)
         if session.skipped < done:
@@ -259,6 +253,6 @@ class _Seen:
         self.gradients[name] = self.gradients.get(name, 0) + tensor_bytes([parameter.grad])
 
     def _note_step(self, *_: Any) -> None:
-        held = [*self.session.model.parameters(), *_masters(self.session)]
+        held = [*self.session.model.parameters(), *masters_of(self.session.model, self.session.optimizer)]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         self.at_step = max(self.at_step, tensor_bytes([*held, *gradients, *_state(self.session)]))

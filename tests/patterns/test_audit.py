@@ -16,15 +16,6 @@ from tests.patterns.scenes import RIGHT, WRONG, Scene, plain
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matmuls on two threads wait for each other, on a busy machine for long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_loop_gives_its_own_finding(name: str, record_property) -> None:
     make, expected = WRONG[name]

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from amp_course.kit.data import digits
 from amp_course.patterns import audit, load_checkpoint, save_checkpoint
-from tests.patterns.test_checkpoint import one_thread  # noqa: F401
 
 
 @pytest.fixture(scope="module")

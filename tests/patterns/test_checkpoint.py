@@ -18,14 +18,6 @@ from torch.nn.functional import cross_entropy
 from amp_course.patterns import CheckpointError, Position, Run, check_resume, load_checkpoint, save_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(number)
     return torch.randn(8, 16, generator=generator), torch.randint(0, 5, (8,), generator=generator)

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from amp_course.patterns import check_checkpointing
 from amp_course.patterns.recompute import CHECKPOINT_FAULTS
-from tests.patterns.test_checkpoint import one_thread  # noqa: F401
 
 
 class Net(nn.Module):

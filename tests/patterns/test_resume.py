@@ -9,7 +9,7 @@ from torch import nn
 
 from amp_course.patterns import Run, check_resume
 from amp_course.patterns.resume import RESUME_FAULTS
-from tests.patterns.test_checkpoint import build, one_thread  # noqa: F401
+from tests.patterns.test_checkpoint import build
 
 PARTS = ("model", "optimizer", "scaler", "scheduler")
 

@@ -7,7 +7,6 @@ import torch
 
 from amp_course.patterns import audit
 from amp_course.patterns.workbench import Switches, build_loop
-from tests.patterns.test_checkpoint import one_thread  # noqa: F401
 
 FINDINGS = {
     "clip": {

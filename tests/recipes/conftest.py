@@ -43,13 +43,9 @@ class Setting:
         return recipe.prepare(self.model(), make_optimizer or self.sgd, self.loss_fn)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
+@pytest.fixture(autouse=True, scope="module")
+def tiny_nets(one_thread):
     """Nets this small lose by a second thread, most of all on a machine with other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

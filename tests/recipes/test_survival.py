@@ -12,17 +12,8 @@ from amp_course.bits.formats import FP16
 from amp_course.kit.errors import CourseError
 from amp_course.recipes import ALL, HALF_BN32, O0, O1, O2, O3, PURE_BF16
 from amp_course.recipes.figures import first_step_figure, survival_figure
-from amp_course.recipes.survival import (
-    IMAGENET,
-    SETTINGS,
-    SIZES,
-    Outcome,
-    SurvivalMap,
-    find_setting,
-    first_step,
-    load_survival,
-    train_to_the_end,
-)
+from amp_course.recipes.survival import SETTINGS, SIZES, Fate, find_setting, first_step, train_to_the_end
+from amp_course.recipes.survival_map import IMAGENET, SurvivalMap, load_survival
 
 SHORT = dataclasses.replace(find_setting("raw_sum"), epochs=2)
 
@@ -124,7 +115,7 @@ def test_no_record(monkeypatch, tmp_path):
 
 
 def test_round_trip():
-    row = Outcome("raw", "o3", 512, 0, 0.1, 1, None, 0, 0, math.inf)
+    row = Fate("raw", "o3", 512, 0, 0.1, 1, None, 0, 0, math.inf)
     found = SurvivalMap((row,), "a machine", "2.13.0", "2026-11-21")
     assert SurvivalMap.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     assert found.deaths("raw", "o3") == {512: 1}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_course.checking import Wrong
-from amp_course.recipes.base import Recipe
+from amp_course.recipes.base import BaseRecipe
 from amp_course.recipes.guide import Leaf, recommend
 
 
@@ -130,6 +130,6 @@ def judge(answer: Any) -> None:
 
 
 def _name(got: Any) -> str:
-    if isinstance(got, Recipe):
+    if isinstance(got, BaseRecipe):
         return got.name
     return got.strip().lower().replace("-", "_").replace(" ", "_") if isinstance(got, str) else ""
