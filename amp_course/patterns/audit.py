@@ -17,7 +17,7 @@ from amp_course.checking.sandbox import sandbox
 from amp_course.patterns.checkpoint import several
 from amp_course.patterns.experiments import Experiments, size_of
 from amp_course.patterns.findings import Audit, Finding, finding, unique
-from amp_course.patterns.observe import Batch, Training
+from amp_course.patterns.seen import Batch, Training
 from amp_course.patterns.snapshot import Snapshot
 
 

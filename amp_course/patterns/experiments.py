@@ -10,9 +10,10 @@ from torch import Tensor
 
 from amp_course.patterns.findings import Finding, finding
 from amp_course.patterns.forced import about_clipping, about_skipping, about_waiting
-from amp_course.patterns.observe import Batch, Meddling, Observer, Seen, Training
+from amp_course.patterns.observe import Observer
 from amp_course.patterns.order import about_passes, about_schedule, about_steps
 from amp_course.patterns.raised import about_error
+from amp_course.patterns.seen import Batch, Meddling, Seen, Training
 from amp_course.patterns.snapshot import Snapshot
 from amp_course.patterns.values import (
     Group,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from amp_course.patterns.findings import Finding, finding
-from amp_course.patterns.observe import Seen, Training
+from amp_course.patterns.seen import Seen, Training
 from amp_course.patterns.values import CLOSE, Group, along, weighed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_course.patterns.findings import Finding, finding
-from amp_course.patterns.observe import Seen, Training
+from amp_course.patterns.seen import Seen, Training
 
 
 def about_passes(seen: Seen, training: Training) -> Iterator[Finding]:

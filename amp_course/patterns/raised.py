@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_course.checking.explain import explain, short
 from amp_course.patterns.findings import Finding, finding
-from amp_course.patterns.observe import Seen, Training
+from amp_course.patterns.seen import Seen, Training
 
 
 def about_error(seen: Seen, training: Training, accumulate: int, before: Seen | None = None) -> Finding:

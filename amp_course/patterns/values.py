@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_course.patterns.findings import Finding, finding
-from amp_course.patterns.observe import Flat, Seen
+from amp_course.patterns.seen import Flat, Seen
 
 CLOSE = 0.02  # relative: what rounding may do to the length of a gradient of many numbers
 
