@@ -8,7 +8,7 @@ VENV := .venv/bin
 INSTALL = @$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-phrasebook exercises notebooks lint
+.PHONY: help lab test test-matrix test-phrasebook exercises notebooks lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -23,6 +23,9 @@ lab: ## open the course in JupyterLab; installs it the first time
 test: ## run every check that needs no GPU
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/check.py $(ARGS)
+
+test-matrix: ## run the tests on every Python and torch that the course promises and this machine has
+	@$(PYTHON) tools/matrix.py --torch-index "$(TORCH_INDEX)" $(ARGS)
 
 test-phrasebook: ## run chapter 08's loop in PyTorch, Accelerate, Fabric and Paddle
 	$(INSTALL) --extra test
