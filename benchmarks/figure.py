@@ -59,7 +59,7 @@ def peers_figure(records: Sequence[dict[str, Any]]) -> Figure:
 def _draw(axis: Any, found: dict[str, Any]) -> None:
     places, names, longest = [], [], 0.0
     for group, (recipe, values) in enumerate(found["recipes"].items()):
-        for bar, name in enumerate(LABELS):
+        for bar, name in enumerate(name for name in LABELS if name in values["sides"]):
             place = group * (len(LABELS) + 1.3) + bar
             speed, times = values["sides"][name]["steps_per_second"]["median"], values["over_fp32_course"][name]
             own = name == "course"

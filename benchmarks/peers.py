@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from benchmarks.in_turn import (
 )
 
 LABELS = {"course": "the course", "accelerate": "Accelerate", "fabric": "Fabric"}
-PEERS = ("accelerate", "fabric")
+MODULES = {"accelerate": "accelerate", "fabric": "lightning_fabric"}
+PEERS = tuple(name for name, module in MODULES.items() if find_spec(module))  # those that are installed here
 COMPARED_STEPS = 20  # the losses of the first ones must agree; later, rounding grows into different trainings
 TOLERANCES = {"fp32": 1e-4, "amp_bf16": 1e-2, "amp_fp16": 1e-2}  # of a loss, relative
 
@@ -117,11 +119,12 @@ def fabric(session: Session, device: torch.device) -> Side:
     return Side(run)
 
 
-BUILDERS: dict[str, Callable[[Session, torch.device], Side]] = {
+_ALL: dict[str, Callable[[Session, torch.device], Side]] = {
     "course": course,
     "accelerate": accelerate,
     "fabric": fabric,
 }
+BUILDERS = {name: build for name, build in _ALL.items() if name == "course" or name in PEERS}
 
 
 def compare(sides: dict[str, Side], tolerance: float) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def _largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float
 def row(recipe_label: str, found: dict[str, Any]) -> str:
     """Write one line of the table."""
     cells = []
-    for name in LABELS:
+    for name in BUILDERS:
         speed = found["sides"][name]["steps_per_second"]["median"]
         cells.append(f"{speed:8.1f} ({seconds_text(1 / speed)})".ljust(21))
     ratio = found["ratio"]
@@ -175,10 +178,14 @@ def row(recipe_label: str, found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, print the table, write the record; return 1 if the sides' losses differ."""
     chosen = arguments(__doc__.partition("\n")[0], rounds=60, steps=10, argv=argv)
+    if not PEERS:
+        print('There is no peer to compare with: run pip install -e ".[peers]" first.', file=sys.stderr)
+        return 1
     device = chosen.device
     warn_if_busy()
     machine = machine_report(device)
     recipes, left_out = recipes_for(machine)
+    left_out |= {name: f"{MODULES[name]} is not installed" for name in MODULES if name not in PEERS}
     record = Record("peers", machine, chosen, left_out=left_out)
     print(f"{machine.device_name}, {machine.threads} threads, torch {machine.torch_version}")
     for name, why in left_out.items():
@@ -196,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"\n{workload.title}: steps per second (time of a step), in {chosen.rounds} rounds of {chosen.steps} steps"
         )
-        print("           " + "".join(f"{label:>8}".ljust(23) for label in LABELS.values()) + "course / better peer")
+        print("           " + "".join(f"{LABELS[name]:>8}".ljust(23) for name in BUILDERS) + "course / better peer")
         for recipe in recipes:
             mine = {name: sides[recipe.name, name] for name in BUILDERS}
             found[recipe.name] = compare(mine, TOLERANCES[recipe.name])

@@ -46,7 +46,8 @@ def _peers(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for found in record["workloads"].values():
             for recipe, values in found["recipes"].items():
-                speeds = [steps_text(values["sides"][name]["steps_per_second"]["median"]) for name in LABELS]
+                sides = values["sides"]
+                speeds = [steps_text(sides[n]["steps_per_second"]["median"]) if n in sides else "–" for n in LABELS]
                 ratio, gain = values["ratio"], values["over_fp32_course"]["course"]["median"]
                 cells = [found["title"], RECIPES[recipe].label, *speeds, _with_quartiles(ratio, ".3f")]
                 lines.append("| " + " | ".join([*cells, "–" if recipe == "fp32" else f"{gain:.2f}"]) + " |")
@@ -90,9 +91,12 @@ def _rounding(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for fmt, found in record["workloads"].items():
             ratios = found["course_over"]
-            cast = next(name for name in ratios if name in ("ml_dtypes", "numpy cast"))
+            cast = "numpy cast" if "numpy cast" in ratios else "ml_dtypes"  # on a GPU there is neither
             cells = [fmt, seconds_text(found["seconds"]["course"]["median"])]
-            cells += [_with_quartiles(ratios[name], ".2f") for name in ("torch cast", cast, found["best_gfloat"])]
+            cells += [
+                _with_quartiles(ratios[name], ".2f") if name in ratios else "–"
+                for name in ("torch cast", cast, found["best_gfloat"])
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return lines

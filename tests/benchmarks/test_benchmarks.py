@@ -102,6 +102,21 @@ def test_recipes_class_ends_as_the_plain_cells_do(results: Path) -> None:
         assert set(values["cost"]) == set(values["extra_seconds"]) == SPREAD
 
 
+def test_everything_for_a_gpu_runs_in_one_call(tmp_path: Path) -> None:
+    said = run("gpu", *SMALL[:-2], "--out", tmp_path)
+    assert "report card done" in said and "recipes     done" in said and "rounding    done" in said
+    (path,) = tmp_path.glob("report_card-cpu-*.json")
+    found = json.loads(path.read_text())
+    assert found["workloads"]["simple_net"][0]["recipe"] == "fp32" and found["paragraph"]
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1 and "finds none here" in done.stderr and not list(tmp_path.iterdir())
+
+
 def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
     few = ["--settings", "raw_sum", "--recipes", "o1", "o3", "--sizes", 512, "--seeds", 1]
     assert "o3              512  dies at 0" in run("survival", *few, "--out", tmp_path)
