@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -27,7 +28,7 @@ class Panel(widgets.VBox):
     def __init__(self, title: str, controls: Sequence[widgets.Widget], view: widgets.Widget) -> None:
         self.view = view
         self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
-        head = widgets.HTML(f"<b>{title}</b>")
+        head = widgets.HTML(f"<b>{escape(title, quote=False)}</b>")
         super().__init__(
             [head, *controls, self.message, view],
             layout=widgets.Layout(
@@ -36,7 +37,10 @@ class Panel(widgets.VBox):
         )
 
     def tell(self, text: str = "") -> None:
-        """Write one line under the controls; a panel never throws into the notebook."""
+        """Write one line of HTML under the controls; a panel never throws into the notebook.
+
+        Escape what is not ours in it: names of layers, what was typed, the text of an error.
+        """
         self.message.value = f'<span role="status">{text}</span>' if text else ""
 
     def still(self) -> Figure:

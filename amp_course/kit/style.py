@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch is a second cue.
@@ -104,6 +105,14 @@ class CourseFigure(Figure):
     """
 
     alt = ""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw, with the dollars in names that are not ours as dollars: matplotlib would read formulas between them."""
+        for text in self.findobj(Text):
+            words = text.get_text()
+            if "$" in words and r"\mathdefault" not in words:  # matplotlib's own, on a logarithmic axis
+                text.set_parse_math(False)
+        super().draw(renderer)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         width, height = self.get_size_inches()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -98,9 +99,8 @@ class ScaleExplorer(Panel):
         try:
             gradients = self._gradients(self.kind.value, self.layer.value)
         except ValueError:
-            self.tell(
-                f"All gradients of {self.layer.value} are 0 or NaN: there is nothing to scale. Choose another layer."
-            )
+            name = escape(self.layer.value)
+            self.tell(f"All gradients of {name} are 0 or NaN, so there is nothing to scale. Choose another layer.")
             return
         self.tell()
         self.histogram = gradients.histogram(fmt, exponent)
