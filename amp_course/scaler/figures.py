@@ -83,7 +83,7 @@ def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None)
         4.0,
         rows=2,
         sharex=True,
-        alt=f"The loss scale over {len(steps)} training steps, from {timeline.scales[0]:,g} to {timeline.scales[-1]:,g}, above "
+        alt=f"The loss scale over {len(steps)} training steps, from {timeline.scales[0]:,.0f} to {timeline.scales[-1]:,.0f}, above "
         f"the loss, from {timeline.losses[0]:.2g} to {timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
     )
     colour = FORMAT_COLOURS["fp16"]
