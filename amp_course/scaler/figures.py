@@ -83,8 +83,8 @@ def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None)
         4.0,
         rows=2,
         sharex=True,
-        alt=f"The loss scale over {len(steps)} training steps, from {timeline.scales[0]:,.0f} to {timeline.scales[-1]:,.0f}, above "
-        f"the loss, from {timeline.losses[0]:.2g} to {timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
+        alt=f"The loss scale over {len(steps)} steps, from {timeline.scales[0]:,.0f} to {timeline.scales[-1]:,.0f}, above the "
+        f"loss, from {timeline.losses[0]:.2g} to {timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
     )
     colour = FORMAT_COLOURS["fp16"]
     above.step(steps, timeline.scales, where="post", color=colour, lw=1.5)

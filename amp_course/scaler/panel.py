@@ -13,8 +13,8 @@ from torch import Tensor
 from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.scaler.figures import scale_figure
-from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.panel_html import scale_view
+from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.window import EXPONENTS, Gradients
 from amp_course.underflow.record import GradientRecorder
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
 from amp_course.scaler.panel import ScaleExplorer
-from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.panel_html import verdict
+from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.window import Gradients, Window
 from amp_course.underflow import GradientRecorder, zone_fractions
 from amp_course.underflow.views import percent
