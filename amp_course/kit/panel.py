@@ -29,12 +29,14 @@ class Panel(widgets.VBox):
         self.view = view
         self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
         head = widgets.HTML(f"<b>{escape(title, quote=False)}</b>")
+        head.add_class("amp-title")
         super().__init__(
             [head, *controls, self.message, view],
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)", padding="8px 12px", max_width="62em"
             ),
         )
+        self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers
 
     def tell(self, text: str = "") -> None:
         """Write one line of HTML under the controls; a panel never throws into the notebook.

@@ -10,7 +10,9 @@ CELLS = [
     "import ipywidgets as w\n"
     "spread = w.FloatSlider(description='spread', value=4, min=0, max=12, step=0.1, tooltip='how wide')\n"
     "rate = w.SelectionSlider(description='rate', options=['0.1', '0.01'])\n"
-    "w.VBox([spread, rate])",
+    "from amp_course.kit.panel import Panel\n"
+    "panel = Panel('Which ones survive?', [spread, rate], w.HTML())\n"
+    "w.VBox([panel])",
 ]
 
 
@@ -24,7 +26,8 @@ def test_figures_have_alt_texts_and_sliders_have_names(lab, page):
     picture = page.locator(".jp-OutputArea-output img")
     expect(picture).to_have_attribute("alt", 'A line that rises & "falls".')
 
-    spread = page.get_by_role("slider", name="spread")
+    panel = page.get_by_role("group", name="Which ones survive?")
+    spread = panel.get_by_role("slider", name="spread")
     expect(spread).to_have_attribute("aria-description", "how wide")
     spread.focus()
     for _ in range(3):

@@ -1,7 +1,8 @@
 // What JupyterLab 4 and ipywidgets 8 leave out for readers who use a screen reader. Plain JavaScript, no build step:
 //
 // - an image's alt text, which IPython puts into an output's metadata ({"image/png": {"alt": "…"}}) and JupyterLab ignores;
-// - a slider's name and value in words: ipywidgets shows both beside the handle and tells neither to the handle.
+// - a slider's name and value in words: ipywidgets shows both next to the handle and tells neither to the handle;
+// - a panel's name, so that its controls are announced as a group.
 
 let shared; // JupyterLab's own modules, by name and version
 
@@ -43,12 +44,16 @@ function nameSlider(handle) {
   if (readout?.isContentEditable) setAttributes(readout, { role: "textbox", "aria-label": name });
 }
 
-function nameSliders() {
+function namePanel(panel) {
+  setAttributes(panel, { role: "group", "aria-label": panel.querySelector(".amp-title")?.textContent.trim() });
+}
+
+function nameWidgets() {
   const watch = { childList: true, subtree: true, attributes: true, attributeFilter: ["aria-valuetext"] };
-  new MutationObserver(() => document.querySelectorAll(".widget-slider .noUi-handle").forEach(nameSlider)).observe(
-    document.body,
-    watch,
-  );
+  new MutationObserver(() => {
+    document.querySelectorAll(".widget-slider .noUi-handle").forEach(nameSlider);
+    document.querySelectorAll(".amp-panel").forEach(namePanel);
+  }).observe(document.body, watch);
 }
 
 globalThis._JUPYTERLAB ??= {};
@@ -60,7 +65,7 @@ globalThis._JUPYTERLAB["amp-course"] = {
     const { IRenderMimeRegistry } = await fromLab("@jupyterlab/rendermime");
     const activate = (app, rendermime) => {
       describeImages(rendermime);
-      nameSliders();
+      nameWidgets();
     };
     const plugin = { id: "amp-course:accessible", autoStart: true, requires: [IRenderMimeRegistry], activate };
     return () => ({ __esModule: true, default: plugin });
