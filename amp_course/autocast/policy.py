@@ -111,7 +111,8 @@ class Policy:
             for verdict, meaning in VERDICTS.items()
             if (ops := self.having(verdict))
         )
-        head = f"{len(self)} ops under <code>autocast({self.device_type!r}, {self.dtype})</code>{self._how()}"
+        region = html.escape(f"autocast({self.device_type!r}, {self.dtype})", quote=False)
+        head = f"{len(self)} ops under <code>{region}</code>{self._how()}"
         return f"<table><caption>{head}</caption>{rows}</table>"
 
     def _how(self) -> str:

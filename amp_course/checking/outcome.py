@@ -6,10 +6,11 @@ Nothing here judges; `exercise.py` does.
 from __future__ import annotations
 
 import html
-import re
 import sys
 from dataclasses import dataclass
 from typing import Literal
+
+from amp_course.kit.markup import inline_html
 
 State = Literal["not attempted", "not yet", "correct"]
 
@@ -22,11 +23,6 @@ _LOOKS = {
     "solution": ("→", "--jp-info-color1, #1565c0"),
     "card": ("✎", "--jp-brand-color1, #1565c0"),
 }
-
-
-def inline_html(text: str) -> str:
-    """Escape `text` for HTML and set what stands in backticks as code: "`x`" → "<code>x</code>"."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
 def box_html(look: str, head: str, lines: list[str], code: str | None = None) -> str:

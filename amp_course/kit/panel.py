@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -27,16 +28,21 @@ class Panel(widgets.VBox):
     def __init__(self, title: str, controls: Sequence[widgets.Widget], view: widgets.Widget) -> None:
         self.view = view
         self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
-        head = widgets.HTML(f"<b>{title}</b>")
+        head = widgets.HTML(f"<b>{escape(title, quote=False)}</b>")
+        head.add_class("amp-title")
         super().__init__(
             [head, *controls, self.message, view],
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)", padding="8px 12px", max_width="62em"
             ),
         )
+        self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers
 
     def tell(self, text: str = "") -> None:
-        """Write one line under the controls; a panel never throws into the notebook."""
+        """Write one line of HTML under the controls; a panel never throws into the notebook.
+
+        Escape what is not ours in it: names of layers, what was typed, the text of an error.
+        """
         self.message.value = f'<span role="status">{text}</span>' if text else ""
 
     def still(self) -> Figure:
@@ -50,6 +56,7 @@ class Panel(widgets.VBox):
         bundle = super()._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
+        still = self.still()
         bundle["text/plain"] = repr(self)
-        bundle["image/png"] = base64.b64encode(png(self.still())).decode()
-        return bundle
+        bundle["image/png"] = base64.b64encode(png(still)).decode()
+        return bundle, {"image/png": {"alt": getattr(still, "alt", "")}}

@@ -1,14 +1,19 @@
 """Write rows of text as a table: in plain text for a terminal, in HTML for a notebook. The first row is the head."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows in columns, two spaces apart. Example: [["a", "b"], ["10", "2"]] → "a   b\\n10  2" """
+def text_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> str:
+    """Return the rows in columns, two spaces apart; the columns whose heads are in `right` are aligned at their ends.
+
+    Example: [["a", "b"], ["10", "2"]] → "a   b\\n10  2"
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    aligned = [str.rjust if head in right else str.ljust for head in rows[0]]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +13,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
     """Run the model, and return the name of the first layer that makes inf or NaN from finite inputs.
 
-    Call it inside of the autocast region that the training uses. A layer is a module without modules in it. None if no
-    layer does: all is finite then, or an op between the layers is at fault. Buffers change as in any forward
+    Call it inside the autocast region that the training uses. A layer is a module that contains no other modules. If the
+    result is None, either everything is finite or an op between the layers is at fault. Buffers change as in any forward
     pass; gradients are not computed.
 
-    Raises ValueError if an input of the model itself is not finite: then the fault lies in the data.
+    Raises ValueError if an input of the model itself is not finite: the fault is in the data.
     Example: with autocast fp16, a layer whose outputs pass 65504 → "up"
     """
     if not _finite(inputs):
-        raise ValueError("an input of the model is inf or NaN: the fault lies before the model, in the data.")
+        raise ValueError("an input of the model is inf or NaN: the fault is in the data, not in the model.")
     found: list[str] = []
 
     def watch(name: str) -> Any:
@@ -43,24 +44,23 @@ def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
 
 
 def pin_to_fp32(layer: nn.Module) -> None:
-    """Make a layer run in float32 inside of any autocast region, its inputs cast to float32 first.
+    """Make a layer run in float32 inside any autocast region, on inputs that are cast to float32 first.
 
-    It changes this layer alone, in place; its output is float32, and the next layer may cast that to 16 bits again. The
-    region that is switched off is the one of the inputs' device.
+    It changes this layer alone, in place; its output is float32, and the next layer may cast that to 16 bits again. Autocast is
+    switched off for the device of the inputs. A copy of the layer, deep or pickled, is pinned too, and runs its own weights.
 
-    Raises ValueError for a layer whose own weights are not float32: pinning cannot give their digits back.
+    Raises ValueError for a layer whose own weights are not float32: pinning cannot restore the bits that they have lost.
     """
     if any(parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in layer.parameters()):
         raise ValueError("the layer's weights are not float32: call layer.float() before pinning it.")
-    forward = layer.forward
+    layer.forward = partial(_forward_in_float32, layer)  # a copy of the layer copies this too, with the copy in it
 
-    def pinned(*inputs: Any, **named: Any) -> Any:
-        devices = {leaf.device.type for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)}
-        inputs, named = tree_map(_to_float32, (inputs, named))
-        with torch.autocast(next(iter(devices), "cpu"), enabled=False):
-            return forward(*inputs, **named)
 
-    layer.forward = pinned
+def _forward_in_float32(layer: nn.Module, *inputs: Any, **named: Any) -> Any:
+    devices = {leaf.device.type for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)}
+    inputs, named = tree_map(_to_float32, (inputs, named))
+    with torch.autocast(next(iter(devices), "cpu"), enabled=False):
+        return type(layer).forward(layer, *inputs, **named)
 
 
 def _to_float32(leaf: Any) -> Any:

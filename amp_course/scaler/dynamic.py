@@ -1,15 +1,15 @@
 """Scale a loss so that fp16 gradients stay alive, and find the scale by trying: a twin of `torch.amp.GradScaler`.
 
-Each step gives the same scale, the same skips and the same weights as PyTorch's, to the last bit, and the state of
-either loads into the other. What is left out is plumbing: gradients on several devices at once, and optimizers that
-unscale in their own fused kernels (they get gradients that are unscaled already).
+It has every public method of PyTorch's. Each step gives the same scale, the same skips and the same weights, to the last bit,
+and the state of either loads into the other. What is left out is plumbing: gradients on several devices at once, and optimizers
+that unscale in their own fused kernels (they get gradients that are unscaled already).
 
 Source: torch/amp/grad_scaler.py for the behaviour, Micikevicius et al. 2018 (arXiv:1710.03740) for the idea.
 """
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from amp_course.scaler.options import check_options, positive
 
 
 class Stage(Enum):
@@ -38,25 +40,30 @@ class _Record:
 class DynamicScaler:
     """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean streak.
 
-    The scale is a float32 number on the device of the first loss. With `enabled=False` every method hands through what
-    it is given, as in PyTorch; but "cuda" without a GPU does not switch it off.
+    The scale is a float32 number on the device of the first loss. With `enabled=False`, `scale` returns the loss unchanged,
+    `step` always steps, and the other methods do nothing. "cuda" without a GPU warns and is disabled, as in PyTorch.
 
     Raises ValueError for an `init_scale` that is not positive and finite in float32, a `growth_factor` of 1 or less, a
-    `backoff_factor` outside of 0 to 1, and a `growth_interval` below 1. (PyTorch looks at two of these.)
+    `backoff_factor` outside of 0 to 1, and a `growth_interval` below 1. (PyTorch checks two of these.)
     Example: scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
     """
 
     def __init__(
         self,
-        device: str = "cpu",
+        device: str = "cuda",
         init_scale: float = 2.0**16,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        """Start at `init_scale`. `device` is there for PyTorch's sake: the scale lives where the first loss does."""
-        _check(init_scale, growth_factor, backoff_factor, growth_interval)
+        """Start at `init_scale`. Of `device` only "cuda" without a GPU matters: the scale lives where the first loss does."""
+        check_options(init_scale, growth_factor, backoff_factor, growth_interval)
+        if enabled and device == "cuda" and not torch.cuda.is_available():
+            warnings.warn(
+                'there is no CUDA here, so the scaler is disabled: pass "cpu" to scale on a CPU', stacklevel=2
+            )
+            enabled = False
         self._enabled = enabled
         self._init_scale, self._scale = init_scale, cast(Tensor | None, None)  # a tensor from the first scale() on
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
@@ -100,9 +107,11 @@ class DynamicScaler:
             scale = self._current_scale("unscale_")
             record.found_inf = torch.zeros((), device=scale.device)
             values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
-            # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale. One pass over the memory.
             inverse = scale.double().reciprocal().float()
-            torch._amp_foreach_non_finite_check_and_unscale_(values, record.found_inf, inverse)
+            for dtype in {value.dtype for value in values}:
+                # For each: found_inf = 1 where not all is finite, then gradient *= 1 / scale. One pass over the memory.
+                alike = [value for value in values if value.dtype == dtype]
+                torch._amp_foreach_non_finite_check_and_unscale_(alike, record.found_inf, inverse)
         record.stage = Stage.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +141,7 @@ class DynamicScaler:
         scale = self._current_scale("update")
         found = [record.found_inf for record in self._records.values() if record.found_inf is not None]
         if new_scale is not None:
-            scale.fill_(_positive(float(new_scale), "new_scale"))
+            scale.fill_(positive(float(new_scale), "new_scale"))
         elif not found:
             raise AssertionError(
                 "No inf checks were recorded prior to update(): call step() or unscale_() for each optimizer first."
@@ -152,6 +161,33 @@ class DynamicScaler:
         if not self._enabled:
             return 1.0
         return self._init_scale if self._scale is None else self._scale.item()
+
+    def get_growth_factor(self) -> float:
+        """Return what a clean streak multiplies the scale by."""
+        return self._growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Change it, with the checks of the constructor; likewise the other two."""
+        check_options(growth_factor=new_factor)
+        self._growth_factor = new_factor
+
+    def get_backoff_factor(self) -> float:
+        """Return what an overflow multiplies the scale by."""
+        return self._backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Change what an overflow multiplies the scale by."""
+        check_options(backoff_factor=new_factor)
+        self._backoff_factor = new_factor
+
+    def get_growth_interval(self) -> int:
+        """Return how many clean steps in a row make the scale grow."""
+        return self._growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Change how many clean steps in a row make the scale grow."""
+        check_options(growth_interval=new_interval)
+        self._growth_interval = new_interval
 
     def is_enabled(self) -> bool:
         """Tell whether scaling is on."""
@@ -182,7 +218,7 @@ class DynamicScaler:
         if missing:
             raise ValueError(f"This is no scaler's state, for it lacks {', '.join(missing)}: pass scaler.state_dict().")
         scale, growth, backoff, interval, tracker = (state_dict[name] for name in self.state_dict())
-        _check(scale, growth, backoff, interval, tracker)
+        check_options(scale, growth, backoff, interval, tracker)
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
         self._growth_interval, self._growth_tracker = interval, tracker
         if self._scale is not None:
@@ -205,29 +241,3 @@ def _multiply(scale: Tensor, factor: float) -> None:
     product = (scale.double() * factor).float()
     if product.isfinite():
         scale.copy_(product)
-
-
-def _positive(value: Any, name: str) -> float:
-    """Return `value` if it is a positive and finite number in float32; raise ValueError if not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is {value!r}, not a number: pass a float such as 2.0**16.")
-    rounded = torch.tensor(float(value)).item()  # 1e39 is inf in float32, and 1e-46 is 0
-    if not (math.isfinite(rounded) and rounded > 0):
-        raise ValueError(f"{name} is {value!r}, and a scale is a positive, finite float32: start with 2.0**16.")
-    return float(value)
-
-
-def _whole(value: Any, at_least: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name} is {value!r}, and it counts steps: pass a whole number of at least {at_least}.")
-
-
-def _check(scale: Any, growth_factor: Any, backoff_factor: Any, growth_interval: Any, growth_tracker: Any = 0) -> None:
-    """Raise ValueError for the first of a scaler's numbers that makes no sense, with what would."""
-    _positive(scale, "init_scale")
-    if not _positive(growth_factor, "growth_factor") > 1:
-        raise ValueError(f"growth_factor is {growth_factor!r}, and growing takes more than 1: usually 2.0.")
-    if not _positive(backoff_factor, "backoff_factor") < 1:
-        raise ValueError(f"backoff_factor is {backoff_factor!r}, and backing off takes less than 1: usually 0.5.")
-    _whole(growth_interval, 1, "growth_interval")
-    _whole(growth_tracker, 0, "_growth_tracker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -12,8 +13,8 @@ from torch import Tensor
 from amp_course.bits.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.scaler.figures import scale_figure
+from amp_course.scaler.panel_html import scale_view
 from amp_course.scaler.recording import record_gpt
-from amp_course.scaler.views import scale_view
 from amp_course.scaler.window import EXPONENTS, Gradients
 from amp_course.underflow.record import GradientRecorder
 
@@ -98,9 +99,8 @@ class ScaleExplorer(Panel):
         try:
             gradients = self._gradients(self.kind.value, self.layer.value)
         except ValueError:
-            self.tell(
-                f"All gradients of {self.layer.value} are 0 or NaN: there is nothing to scale. Choose another layer."
-            )
+            name = escape(self.layer.value)
+            self.tell(f"All gradients of {name} are 0 or NaN, so there is nothing to scale. Choose another layer.")
             return
         self.tell()
         self.histogram = gradients.histogram(fmt, exponent)

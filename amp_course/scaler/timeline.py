@@ -61,5 +61,5 @@ def record_timeline(
     finally:
         hook.remove()
     if not scales:
-        raise ValueError("there was no batch to train on: a generator that was used up? Make the batches anew.")
+        raise ValueError("there was no batch to train on. Was the generator used up? Make a new one, or pass a list.")
     return Timeline(tuple(scales), tuple(losses), tuple(skipped))

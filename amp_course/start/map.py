@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from urllib.parse import quote
 
 from amp_course.checking import progress
 from amp_course.course import CHAPTERS, Chapter, available
@@ -48,6 +49,6 @@ class CourseMap:
             bar = f'<progress value="{solved}" max="{max(count, 1)}" style="width:6em">{solved}</progress>'
             work = f"{bar} {solved} of {count}"
             if (work_dir() / f"{chapter.stem}.ipynb").is_file():
-                work += f' · <a href="../{work_dir().name}/{chapter.stem}.ipynb">open</a>'
+                work += f' · <a href="../{quote(work_dir().name)}/{chapter.stem}.ipynb">open</a>'
         cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), str(chapter.minutes), work)
         return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"

@@ -1,7 +1,9 @@
 """The layer at fault is found, and pinned to float32 it no longer overflows."""
 
 import copy
+import io
 import math
+import pickle
 from collections import OrderedDict
 
 import pytest
@@ -49,6 +51,37 @@ def test_a_pinned_layer_equals_float32_and_leaves_the_others_in_fp16():
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(got, want) and got.dtype == torch.float32
     assert out.dtype == torch.float16 and at_fault(model) is None
+
+
+def by_file(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), by_file])
+def test_a_copy_of_a_pinned_layer_is_pinned_and_runs_its_own_weights(copied):
+    model = tall()
+    pin_to_fp32(model.up)
+    pin_to_fp32(model.up)  # twice is as once
+    twin = copied(model)
+    nn.init.zeros_(twin.up.weight)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(twin.up(X), twin.up.bias.expand(4, 8)) and twin.up(X).dtype == torch.float32
+        assert model.up(X).abs().max() > 65504
+    assert set(twin.state_dict()) == set(tall().state_dict())
+
+
+def test_a_pinned_layer_trains_and_autocast_is_back_after_an_error():
+    model = tall()
+    pin_to_fp32(model.up)
+    with torch.autocast("cpu", dtype=torch.float16):
+        model(X).sum().backward()
+        with pytest.raises(RuntimeError):
+            model.up(torch.ones(4, 3))
+        assert torch.is_autocast_enabled("cpu")
+    assert model.up.weight.grad.isfinite().all() and model.up.weight.grad.dtype == torch.float32
 
 
 def test_an_infinite_input_is_the_datas_fault_and_no_hook_stays():

@@ -1,7 +1,10 @@
 """`DynamicScaler` against `torch.amp.GradScaler`: drawn schedules, action by action, bit for bit; and misuse."""
 
 import copy
+import inspect
 import math
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -21,6 +24,9 @@ ACTIONS = st.one_of(
     st.tuples(st.sampled_from(["unscale", "step", "clip", "zero"]), st.sampled_from([0, 1])),
     st.tuples(st.just("update")),
     st.tuples(st.just("update to"), st.sampled_from([1.0, 0.25, 2.0**20, 3e38])),
+    st.tuples(st.just("set_growth_factor"), st.sampled_from([2.0, 1.1, 4.0])),
+    st.tuples(st.just("set_backoff_factor"), st.sampled_from([0.5, 0.3, 0.25])),
+    st.tuples(st.just("set_growth_interval"), st.integers(1, 4)),
     st.tuples(st.just("save and load")),
 )
 
@@ -88,6 +94,8 @@ class Side:
                 self.scaler.update()
             elif action == "update to":
                 self.scaler.update(details[0])
+            elif action.startswith("set_"):
+                getattr(self.scaler, action)(*details)
         except Exception as error:
             return type(error).__name__
         return None
@@ -96,7 +104,101 @@ class Side:
         """Return all that two equal scalers have in common, tensors as bits."""
         tensors = [*self.weights, *(w.grad for w in self.weights if w.grad is not None)]
         bits = [tensor.detach().view(torch.int32).tolist() for tensor in tensors]
-        return bits, self.steps, self.scaler.state_dict(), self.scaler.get_scale()
+        asked = [getattr(self.scaler, name)() for name in dir(self.scaler) if name.startswith("get_")]
+        return bits, self.steps, self.scaler.state_dict(), asked
+
+
+def public(thing):
+    """Return a class's public methods: name → names, kinds and defaults of its parameters."""
+    return {
+        name: [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+        for name, method in inspect.getmembers(thing, inspect.isfunction)
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+def test_has_every_public_method_of_pytorchs_with_the_same_parameters_and_defaults():
+    assert public(DynamicScaler) == public(torch.amp.GradScaler)
+    assert len(public(DynamicScaler)) == 15
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, so nothing is disabled")
+@pytest.mark.parametrize("kind", [DynamicScaler, torch.amp.GradScaler])
+def test_the_default_device_is_cuda_and_without_one_the_scaler_warns_and_is_disabled(kind):
+    with pytest.warns(UserWarning, match="CUDA"):
+        scaler = kind()
+    loss = torch.ones(())
+    assert (scaler.is_enabled(), scaler.get_scale(), scaler.state_dict()) == (False, 1.0, {})
+    assert scaler.scale(loss) is loss
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not kind(enabled=False).is_enabled() and kind("cpu").is_enabled()
+
+
+def test_with_enabled_false_both_still_step_and_do_nothing_else():
+    weights = []
+    for kind in (DynamicScaler, torch.amp.GradScaler):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer, scaler = torch.optim.SGD([weight], lr=1.0), kind("cpu", enabled=False)
+        scaler.scale((weight * torch.tensor([1.0, math.inf])).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)  # unchecked: inf reaches the weights
+        scaler.update()
+        weights.append(weight.tolist())
+    assert weights[0] == weights[1] == [0.0, -math.inf]
+
+
+def test_at_a_scale_of_0_both_write_nan_into_the_weights():
+    """1 / 0 is inf, and the check runs before the multiplication: finite gradients pass it, and 0 · inf is NaN."""
+    for kind in (DynamicScaler, torch.amp.GradScaler):
+        weight = nn.Parameter(torch.ones(3))
+        optimizer, scaler = torch.optim.SGD([weight], lr=0.1), kind("cpu")
+        for _ in range(166):
+            scaler.scale((weight * math.inf).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert (
+            scaler.get_scale() == 0 and weight.tolist() == [1.0] * 3
+        )  # 2^16 · 2^-166 = 2^-150, and the tie goes to even
+        scaler.scale(weight.sum()).backward()
+        assert weight.grad.tolist() == [0.0] * 3
+        scaler.step(optimizer)
+        assert weight.isnan().all(), kind
+
+
+def test_gradients_of_several_dtypes_are_unscaled_in_one_step():
+    found = []
+    for kind in (DynamicScaler, torch.amp.GradScaler):
+        weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+        optimizer, scaler = torch.optim.SGD(weights, lr=0.5), kind("cpu", init_scale=8.0)
+        scaler.scale(sum(weight.float().sum() for weight in weights)).backward()
+        scaler.step(optimizer)
+        found.append([weight.tolist() for weight in weights])
+    assert found[0] == found[1] == [[0.5, 0.5]] * 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])
+def test_a_copy_goes_on_where_the_scaler_is(copied):
+    scaler, optimizer, weight = ready()
+    scaler.step(optimizer)
+    scaler.update(32.0)
+    twin = copied(scaler)
+    weight.grad = torch.tensor([math.inf])
+    scaler.step(optimizer)
+    scaler.update()
+    assert (scaler.get_scale(), twin.get_scale(), twin.state_dict()["growth_interval"]) == (16.0, 32.0, 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("growth_factor", 1.0), ("backoff_factor", 1.0), ("growth_interval", 0), ("growth_interval", 2.5)]
+)
+def test_a_setter_refuses_what_the_constructor_refuses(name, bad):
+    scaler = DynamicScaler("cpu")
+    before = scaler.state_dict()
+    with pytest.raises(ValueError, match=f"{name} is"):
+        getattr(scaler, f"set_{name}")(bad)
+    assert scaler.state_dict() == before
 
 
 def swap_states(left, right):
@@ -306,8 +408,8 @@ MISUSES = [
     (before_scale("unscale_"), AssertionError, "unscale_\\(\\) comes before the first scale\\(\\)"),
     (before_scale("update"), AssertionError, "update\\(\\) comes before the first scale\\(\\)"),
     (closure, RuntimeError, "Closure use is not supported"),
-    (lambda: DynamicScaler().scale(0.5), ValueError, "got 0.5: pass the loss, before .item"),
-    (lambda: DynamicScaler().scale("loss"), ValueError, "got 'loss': pass the loss"),
+    (lambda: DynamicScaler("cpu").scale(0.5), ValueError, "got 0.5: pass the loss, before .item"),
+    (lambda: DynamicScaler("cpu").scale("loss"), ValueError, "got 'loss': pass the loss"),
 ]
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
 from amp_course.scaler.panel import ScaleExplorer
+from amp_course.scaler.panel_html import verdict
 from amp_course.scaler.recording import record_gpt
-from amp_course.scaler.views import verdict
 from amp_course.scaler.window import Gradients, Window
 from amp_course.underflow import GradientRecorder, zone_fractions
 from amp_course.underflow.views import percent
@@ -75,13 +75,13 @@ def test_the_sentence_names_the_scale_and_its_use(panel):
         assert f"is <b>{words}</b>" in panel.view.value
         assert f"{2**exponent:,}" in panel.view.value
     panel.format.value = BF16
-    assert "is <b>useful</b>: 0.0 % lost" in panel.view.value
+    assert "is <b>useful</b>: 0.0 % of the gradients are lost" in panel.view.value
 
 
 def test_a_sentence_for_a_scale_below_one_and_for_no_window():
     shares = {"lost": 0.5, "subnormal": 0.0, "normal": 0.5, "overflow": 0.0}
     assert "2⁻³ = 1/8 is <b>too small</b>: 50.0 % of the gradients become 0" in verdict(shares, -3, Window(0, 4))
-    assert verdict({**shares, "overflow": 0.1}, 3, None).endswith("No scale from 2⁻¹⁰ to 2⁴⁰ is.")
+    assert verdict({**shares, "overflow": 0.1}, 3, None).endswith("No scale from 2⁻¹⁰ to 2⁴⁰ is useful.")
 
 
 def test_takes_the_readers_own_recording_and_says_what_is_none():
@@ -111,7 +111,7 @@ def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "ScaleExplorer()"
     panel.format.value, panel.exponent.value = FP8_E4M3, 40

@@ -98,7 +98,7 @@ def _about_gradients(
             )
         return
     if not seen:
-        raise Wrong("a step with finite gradients was not taken: `scaler.step(optimizer)` does that by itself")
+        raise Wrong("a step with finite gradients was not taken: `scaler.step(optimizer)` does that automatically")
     at_step = [g for g in seen[0] if g is not None]
     if len(at_step) < len(gradients):
         raise Wrong(
@@ -136,7 +136,7 @@ def _about_gradients(
     apart = [g * min(1.0, max_norm / _norm([g])) for g in gradients]
     if _alike(at_step, apart):
         raise Wrong(
-            f"{told}: each parameter was clipped by itself, which turns the gradient. The norm is that of all together"
+            f"{told}: each parameter was clipped on its own, which turns the gradient. The norm is that of all together"
         )
     if max(float(g.abs().max()) for g in at_step) <= max_norm * (1 + _CLOSE) and size > max_norm:
         raise Wrong(f"{told}: elements were clipped, and the norm of all of them was wanted, `clip_grad_norm_`")

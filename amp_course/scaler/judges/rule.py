@@ -105,11 +105,11 @@ def _about_streak(streak: float, turn: Turn) -> str:
     if turn.found and streak > turn.streak:
         return "a skipped step counts as a clean one: it ends the streak, so the streak is 0 after it"
     if turn.found:
-        return "the streak goes on after a backoff: a skipped step ends it, and the next growth needs a whole new one"
+        return "the streak goes on after a backoff: a skipped step ends it, and the next growth needs a full new streak"
     if turn.streak + 1 == turn.interval and turn.scale_after == turn.scale:
-        return "where growth would be inf, torch leaves the scale and begins a new streak all the same"
+        return "where growth would be inf, torch leaves the scale as it is, and the streak restarts at 0 anyway"
     if turn.streak + 1 == turn.interval:
-        return "after a growth the streak begins anew at 0, or the scale grows again too soon, or never again"
+        return "after a growth the streak restarts at 0; if it does not, the scale grows again too soon, or never again"
     return "a clean step makes the streak longer by one"
 
 
@@ -119,12 +119,14 @@ def _about_scale(scale: float, turn: Turn) -> str:
         return "the scale grows on a skipped step: whatever the streak was, inf or NaN means backoff"
     if turn.found and scale == turn.scale:
         if turn.scale <= 1.0 or turn.scale * turn.backoff < 1.0:
-            return "the scale stops falling at 1: torch's rule has no floor, and a scale below 1 tells of a real fault"
+            return "the scale stops falling at 1: torch's rule has no floor, and a scale below 1 is the sign of a real fault"
         return "the scale does not back off: after inf or NaN multiply it by the backoff factor"
     if turn.found and scale == 1.0 and turn.scale_after < 1.0:
-        return "the scale stops falling at 1: torch's rule has no floor, and a scale below 1 tells of a real fault"
+        return (
+            "the scale stops falling at 1: torch's rule has no floor, and a scale below 1 is the sign of a real fault"
+        )
     if turn.found:
-        return "the scale backs off by another factor than the one that was handed in"
+        return "the scale backs off by a factor other than the one passed in"
     if scale > torch.finfo(torch.float32).max:
         return (
             "the scale grows past float32's largest number, where it is inf and every gradient with it: grow only if the result "
@@ -138,7 +140,7 @@ def _about_scale(scale: float, turn: Turn) -> str:
     if last and turn.scale_after == turn.scale:
         return "where growth would be inf, torch leaves the scale as it is"
     if last:
-        return "the scale grows by another factor than the one that was handed in"
+        return "the scale grows by a factor other than the one passed in"
     if scale > turn.scale:
         return f"the scale grows too early: only after {turn.interval} clean steps in a row"
     return "a clean step never lowers the scale"

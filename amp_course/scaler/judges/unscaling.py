@@ -147,8 +147,8 @@ def _about_found(found: bool, place: int | None, bad: float) -> None:
     if place is None:
         if found:
             raise Wrong(
-                "all gradients were finite and you found something. A sum or a norm of large finite numbers can overflow by "
-                "itself: ask each element, `torch.isfinite(gradient).all()`"
+                "all gradients were finite and you found something. A sum or a norm of large finite numbers can overflow "
+                "too: ask each element, `torch.isfinite(gradient).all()`"
             )
         return
     if found:

@@ -98,8 +98,8 @@ def _one(answer: Callable[..., Any], scene: WaitScene, number: int, planted: flo
     after = scene.scaler.state_dict()["scale"]
     if after > scale:
         raise Wrong(
-            f"the scheduler stood still at a step that was taken: the scale changed from {scale:g} to {after:g} because it "
-            "**grew**. Only a scale that fell tells of a skip: compare with `>=`, not `==`"
+            f"the scheduler did not move at a step that was taken: the scale changed from {scale:g} to {after:g} because it "
+            "**grew**. Only a scale that fell means a skip: compare with `>=`, not `==`"
         )
     raise Wrong(
         "the scheduler stands still at clean steps. `scaler.step` returns what the optimizer returns, None without a closure, "

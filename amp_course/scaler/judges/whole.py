@@ -199,7 +199,9 @@ class Pair:
                     "`unscale_` before, to clip. Remember for each optimizer whether that is done, until `update()`"
                 )
             if times != 1.0:
-                raise Wrong(f"{where}the optimizer got gradients {times:.6g} times as large as torch's scaler hands on")
+                raise Wrong(
+                    f"{where}the optimizer got gradients {times:.6g} times as large as those from torch's scaler"
+                )
         raise Wrong(f"{where}the weights are not those of torch's scaler, to the last bit: leave them to the optimizer")
 
     def _why_skipped(self, place: int, row: Row) -> str:
@@ -243,11 +245,11 @@ class Pair:
             raise Wrong(f"the scale does not grow after as many clean steps in a row as `growth_interval` says{there}")
         if got > scale and right == scale and len(row) == 2:
             raise Wrong(
-                "the scale grows too early, with two optimizers and not with one: a streak is counted once an update, not once "
-                f"an optimizer{there}"
+                "the scale grows too early, with two optimizers and not with one: the streak counts updates, not "
+                f"optimizers{there}"
             )
         if got > scale and right == scale:
             raise Wrong(
-                f"the scale grows too early: a skipped step begins the streak anew, and so does a growth{there}"
+                f"the scale grows too early: the streak restarts at 0 after a skipped step, and after a growth{there}"
             )
         raise Wrong(f"the scale after `update()` is not torch's{there}")

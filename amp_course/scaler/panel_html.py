@@ -21,7 +21,7 @@ def scale_view(histogram: ZoneHistogram, fmt: FloatFormat, exponent: int, sweep:
     """Return the panel's HTML for a loss scale of 2^exponent."""
     return (
         range_view(histogram, fmt)
-        + f'<div style="margin:8px 0 2px">{verdict(sweep[exponent], exponent, window)}</div>'
+        + f'<div role="status" aria-live="polite" style="margin:8px 0 2px">{verdict(sweep[exponent], exponent, window)}</div>'
         + _sweep_picture(sweep, exponent, window)
     )
 
@@ -31,15 +31,15 @@ def verdict(shares: Mapping[str, float], exponent: int, window: Window | None) -
     size = f"{2**exponent:,}" if exponent >= 0 else f"1/{2**-exponent:,}"
     said = f"A loss scale of 2{raised(exponent)} = {size} "
     if shares["overflow"]:
-        said += f"is <b>too large</b>: {percent(shares['overflow'])} overflow, and one is enough to skip the step"
+        said += f"is <b>too large</b>: {percent(shares['overflow'])} of the gradients overflow, and one is enough to skip a step"
     elif shares["lost"] > SPARE:
         said += f"is <b>too small</b>: {percent(shares['lost'])} of the gradients become 0"
     else:
-        said += f"is <b>useful</b>: {percent(shares['lost'])} lost, none overflows"
+        said += f"is <b>useful</b>: {percent(shares['lost'])} of the gradients are lost, and none overflow"
     if window is None:
-        return f"{said}. No scale from 2⁻¹⁰ to 2⁴⁰ is."
+        return f"{said}. No scale from 2⁻¹⁰ to 2⁴⁰ is useful."
     low, high = (f"2{raised(end)}" for end in (window.lowest, window.highest))
-    return f"{said}. Useful are {low} to {high}."
+    return f"{said}. Useful scales: {low} to {high}."
 
 
 def _sweep_picture(sweep: Sweep, exponent: int, window: Window | None) -> str:
