@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from amp_course.bits.figures import bits_figure
 from amp_course.bits.formats import FORMATS, FP16, FloatFormat, Specials, find_format
-from amp_course.bits.looks import style
 from amp_course.bits.nearest import Exact, exact_value, nearest, pattern_for, step
 from amp_course.bits.numerals import raised, typed_text
+from amp_course.bits.panel_css import style
+from amp_course.bits.panel_html import explorer_view, rounding_note
 from amp_course.bits.parse import read
 from amp_course.bits.scalar import decode
-from amp_course.bits.views import explorer_view, rounding_note
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.style import FIELDS
 

@@ -15,8 +15,8 @@ from amp_course.bits.nearest import is_finite
 from amp_course.bits.parse import clip, read_number
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.positions.figures import sharing_figure
+from amp_course.positions.panel_html import collision_view
 from amp_course.positions.sharing import share
-from amp_course.positions.views import collision_view
 
 LONGEST, WIDEST, LARGEST_BASE = 2**40, 1024, 10**12
 _CHARACTERS = 100  # that are read of what is typed

@@ -1,6 +1,6 @@
 """Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes of that.
 
-Plain data; `views.py` and `figures.py` draw it.
+Plain data; `panel_html.py` and `figures.py` draw it.
 """
 
 from __future__ import annotations

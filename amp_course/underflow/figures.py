@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
-from amp_course.kit.style import ZONES as LOOKS
-from amp_course.underflow.views import percent
+from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
 _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32"))
@@ -127,7 +127,7 @@ def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> N
     unit = tall / max([*heights, 1])
     base = [bottom] * len(heights)
     for zone in ZONES:
-        colour, hatch = LOOKS[zone]
+        colour, hatch = ZONE_STYLES[zone]
         sizes = [count * unit for count in histogram.counts[zone]]
         axis.bar(
             histogram.exponents,
@@ -149,7 +149,7 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
     for row, fmt in enumerate(reversed(formats)):
         ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]
         for zone, (start, stop) in zip(ZONES, pairwise(ends), strict=True):
-            colour, hatch = LOOKS[zone]
+            colour, hatch = ZONE_STYLES[zone]
             axis.barh(row, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white", lw=0)
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
@@ -160,5 +160,5 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
 def _legend(names: Mapping[str, str] | None = None) -> list[Patch]:
     return [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=(names or {}).get(zone, zone))
-        for zone, (colour, hatch) in LOOKS.items()
+        for zone, (colour, hatch) in ZONE_STYLES.items()
     ]

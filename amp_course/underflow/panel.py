@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from amp_course.bits.formats import FORMATS, FP16
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.underflow.figures import range_figure
-from amp_course.underflow.views import range_view
+from amp_course.underflow.panel_html import range_view
 from amp_course.underflow.zones import ZoneHistogram, zone_histogram
 
 _NUMBERS = 50_000

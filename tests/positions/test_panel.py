@@ -10,8 +10,8 @@ from PIL import Image
 
 from amp_course.bits import BF16, FORMATS, FP8_E4M3, FP16
 from amp_course.positions.panel import CollisionExplorer, base_number, whole_number
+from amp_course.positions.panel_html import collision_view, id_text, map_uri
 from amp_course.positions.sharing import share
-from amp_course.positions.views import collision_view, id_text, map_uri
 
 
 @pytest.fixture

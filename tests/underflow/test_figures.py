@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.style import ZONES as ZONE_STYLES
 from amp_course.underflow import figures as f
 from amp_course.underflow.zones import zone_histogram
 
@@ -26,7 +26,7 @@ def test_gradient_rows_show_each_layer_with_its_lost_share():
     assert [label.get_text() for label in strips.get_yticklabels()] == ["fp8 E4M3", "bf16", "fp16"]
     rows = [bar for bar in axis.patches if bar.get_height() > 0]
     assert max(bar.get_height() for bar in rows) == pytest.approx(0.92)
-    assert {bar.get_hatch() or "" for bar in rows} == {hatch for _, hatch in LOOKS.values()}
+    assert {bar.get_hatch() or "" for bar in rows} == {hatch for _, hatch in ZONE_STYLES.values()}
 
 
 def test_strips_are_cut_where_the_zones_begin():

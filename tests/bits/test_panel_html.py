@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from amp_course.bits import formats as f
 from amp_course.bits.formats import FORMATS, FloatFormat
-from amp_course.bits.looks import style
 from amp_course.bits.nearest import exact_value, nearest
+from amp_course.bits.panel_css import style
+from amp_course.bits.panel_html import explorer_view, formula, headline, number_line, rounding_note, table
 from amp_course.bits.parse import read
-from amp_course.bits.views import explorer_view, formula, headline, number_line, rounding_note, table
 
 
 def plain(html):

@@ -1,6 +1,6 @@
 """What `BitExplorer` shows, as HTML and SVG: a pattern, the exact number behind it and a format in, a string out.
 
-The bits themselves are the panel's buttons; all looks are in `looks.py`.
+The bits themselves are the panel's buttons; all styling is in `panel_css.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from fractions import Fraction
 from html import escape
 
 from amp_course.bits.formats import FORMATS, FloatFormat
-from amp_course.bits.looks import TINT
 from amp_course.bits.nearest import Exact, Nearest, exact_value, is_finite, is_nan, nearest
 from amp_course.bits.numerals import DIGITS, decimal_text, full_text, number_text, short_text, signed
+from amp_course.bits.panel_css import TINT
 from amp_course.bits.parse import hex_text
 from amp_course.bits.scalar import Fields, kind, neighbours, split, ulp
 from amp_course.kit import svg
