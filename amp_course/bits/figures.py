@@ -84,8 +84,9 @@ def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[
     sizes = [math.ldexp(1.0, exponent) for exponent in exponents]
     for fmt, values in gaps.items():
         axis.plot(sizes, values, color=FORMAT_COLOURS[fmt.name], ls=FORMAT_LINES[fmt.name], lw=1.8, label=fmt.name)
-    axis.axhline(1, color=FAINT, lw=0.8, ls=":")
-    axis.text(sizes[0], 1, " spacing 1: integers are exact up to here", fontsize=8, color=FAINT, va="bottom")
+    axis.axhline(2, color=FAINT, lw=0.8, ls=":")
+    note = " gap 2: every integer is exact up to where a line gets here"
+    axis.text(sizes[0], 2, note, fontsize=8, color=FAINT, va="bottom")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlabel("magnitude |x|", fontsize=8)
@@ -95,7 +96,7 @@ def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[
 
 
 def range_figure(formats: Sequence[FloatFormat]) -> Figure:
-    """Draw each format's range, subnormals hatched, beside its decimal digits of precision at 1."""
+    """Draw each format's range, subnormals hatched, and its decimal digits of precision."""
     figure, (left, right) = new_figure(8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1])
     for row, fmt in enumerate(formats[::-1]):
         colour = FORMAT_COLOURS[fmt.name]
@@ -111,7 +112,7 @@ def range_figure(formats: Sequence[FloatFormat]) -> Figure:
     right.set_yticks([])
     right.set_xlim(0, max(fmt.significand_bits + 1 for fmt in formats) * math.log10(2) * 1.3)
     right.set_xlabel("decimal digits", fontsize=8)
-    title(left, "Range", "hatched: subnormals, with fewer digits the further left")
+    title(left, "Range", "hatched: subnormals, with fewer bits the further left")
     title(right, "Precision", "(significand bits + 1) · log₁₀ 2")
     return figure
 

@@ -73,14 +73,14 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
 
 
 def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: int) -> Figure:
-    """Draw q·k of one query and key at a fixed offset over where the pair stands, one small axis a name; the right one last."""
+    """Draw q·k of one query and key at a fixed offset over their position, one small axis a name; the right one last."""
     figure, axes = new_figure(7.6, 4.0, columns=2, rows=(len(scores) + 1) // 2, sharex=True, sharey=True, squeeze=False)
     for number, (axis, (name, values)) in enumerate(zip(axes.flat, scores.items(), strict=True), 1):
         axis.plot(starts, values, ".", ms=2, color=_RIGHT if number == len(scores) else _WRONG)
         spread = (values.max() - values.min()).item()
         axis.set_title(f"{name}: spread {spread:.2g}", loc="left", fontsize=9, color=INK)
     for axis in axes[-1]:
-        axis.set_xlabel(f"position of the key; the query stands {offset} further on", fontsize=8)
+        axis.set_xlabel(f"position of the key; the query is {offset} further on", fontsize=8)
     for row in axes:
         row[0].set_ylabel("score", fontsize=8)
     return figure

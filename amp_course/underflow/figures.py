@@ -53,7 +53,7 @@ def gradient_figure(
     axis.set_ylim(0, rows + 0.1)
     _zone_strips(strips, formats)
     figure.legend(handles=_legend(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
-    title(axis, head, f"how many of each size, by what becomes of them in {fmt.name}")
+    title(axis, head, f"how many of each size, and what happens to them in {fmt.name}")
     return figure
 
 
@@ -70,12 +70,12 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     _zone_strips(strip, [fmt])
     handles = _legend({zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES})
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
-    title(axis, f"What becomes of these numbers in {fmt.name}", "how many of each size")
+    title(axis, f"What happens to these numbers in {fmt.name}", "how many of each size")
     return figure
 
 
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
-    """Draw totals as they grow: name → the total after each addition, beside the exact ones."""
+    """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
     figure, axis = new_figure(7.2, 3.0)
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
@@ -103,7 +103,7 @@ def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]
 
 
 def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
-    """Draw a weight after each update: name → its values, beside what exact arithmetic gives."""
+    """Draw a weight after each update: name → its values, next to what exact arithmetic gives."""
     figure, axis = new_figure(7.2, 3.0)
     axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):

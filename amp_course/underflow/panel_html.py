@@ -31,7 +31,7 @@ def shares_line(histogram: ZoneHistogram) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in words, never 0 or 100 for what is not: 0.00001 → "< 0.1 %"."""
+    """Return a share as a percentage, 0 or 100 only if it is exactly that: 0.00001 → "< 0.1 %"."""
     if 0 < share < 0.001:
         return "< 0.1 %"
     if 0.999 < share < 1:
@@ -52,7 +52,7 @@ class _Axis:
         return (_RIGHT - _LEFT) / (self.high - self.low)
 
     def x(self, exponent: float) -> float:
-        """Return where an exponent stands; what is outside stands at the end."""
+        """Return the position of an exponent, clamped to the picture."""
         return _LEFT + (min(max(exponent, self.low), self.high) - self.low) * self.wide
 
 
@@ -71,7 +71,7 @@ def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 
 
 def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
-    """Stack each exponent's zones; what lies outside of the picture stands in its first and last bar."""
+    """Stack each exponent's zones; anything outside the picture is counted in the first or last bar."""
     columns: dict[int, dict[str, int]] = {}
     for zone in ZONES:
         for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from amp_course.bits import figures as draw
 from amp_course.bits import formats as f
 from amp_course.bits.survey import gaps, values_between, values_per_binade
@@ -33,6 +35,20 @@ def test_ulp_lines_end_where_the_format_does():
     exponents = range(10, 18)
     lines = draw.ulp_figure({f.FP16: gaps(f.FP16, exponents)}, exponents).axes[0].lines
     assert [math.isnan(y) for y in lines[0].get_ydata()] == [False] * 6 + [True] * 2
+
+
+def test_integers_end_where_a_line_crosses_the_mark():
+    """The claim, from torch itself: 2^(M + 1) is kept and the next integer is not; there the drawn line is at the mark."""
+    exponents = range(0, 18)
+    formats = [f.FP16, f.BF16, f.FP8_E4M3]
+    axis = draw.ulp_figure({fmt: gaps(fmt, exponents) for fmt in formats}, exponents).axes[0]
+    *lines, mark = axis.lines
+    for fmt, line in zip(formats, lines, strict=True):
+        integers = torch.arange(fmt.max if fmt.max < 4096 else 4096.0)
+        first_lost = integers[integers.to(fmt.dtype).float() != integers][0].item()
+        drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        assert drawn[first_lost - 1] == mark.get_ydata()[0]
+    assert "every integer is exact up to where a line gets here" in " ".join(text.get_text() for text in axis.texts)
 
 
 def test_ranges_reach_from_the_smallest_to_the_largest():
