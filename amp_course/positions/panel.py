@@ -85,7 +85,8 @@ def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
     """
     number = _finite(text, what)
     if number.denominator != 1:
-        near = 2 * round(min(max(number, least, 2), most) / 2)  # even, so that it will do for channels too
+        near = min(max(int(number), least, 2), most)
+        near -= near % 2  # so that it will do for channels too
         raise ValueError(f"“{clip(text)}” is not {what}: {unit} come in whole numbers. Type {near}, for example")
     if number < least:
         raise ValueError(f"“{clip(text)}” is too small for {what}: type {least} or more")

@@ -33,12 +33,14 @@ def gradient_figure(
     layers: name of the layer → its numbers, sorted by the zones of `fmt`
     """
     rows = len(layers)
+    lost = ", ".join(f"{name} {percent(histogram.share('lost'))}" for name, histogram in layers.items())
     figure, (axis, strips) = new_figure(
         7.6,
         1.6 + 0.27 * rows + 0.2 * len(formats),
         rows=2,
         sharex=True,
         height_ratios=[0.27 * rows, 0.2 * len(formats)],
+        alt=f"{head}: histograms of their sizes, layer by layer; lost in {fmt.name}: {lost}.",
     )
     for row, histogram in enumerate(layers.values()):
         _stack(axis, histogram, bottom=float(rows - 1 - row), tall=0.92)
@@ -59,7 +61,9 @@ def gradient_figure(
 
 def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     """Draw one histogram over exponents by zone of a format, with the share of each zone."""
-    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2])
+    shares = {zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES}
+    alt = f"Histogram of numbers by size, and what happens to them in {fmt.name}: {', '.join(shares.values())}."
+    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2], alt=alt)
     _stack(axis, histogram, bottom=0.0, tall=1.0)
     axis.set_yticks([])
     axis.tick_params(axis="x", length=0)
@@ -68,15 +72,16 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     low, high = min(histogram.exponents, default=0), max(histogram.exponents, default=0)
     axis.set_xlim(min(low, below) - 3, max(high, above) + 4)
     _zone_strips(strip, [fmt])
-    handles = _legend({zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES})
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    figure.legend(handles=_legend(shares), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     title(axis, f"What happens to these numbers in {fmt.name}", "how many of each size")
     return figure
 
 
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
-    figure, axis = new_figure(7.2, 3.0)
+    ends = ", ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
+    alt = f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}, {ends}."
+    figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
         axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
@@ -90,7 +95,9 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
 
 def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
     """Draw relative errors against the number of terms, both on log scales: name → one for each size, 0 left out."""
-    figure, axis = new_figure(7.2, 3.2)
+    ends = ", ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
+    alt = f"Relative error of a sum against the number of terms; at {sizes[-1]:,} terms: {ends}."
+    figure, axis = new_figure(7.2, 3.2, alt=alt)
     for (name, values), (colour, style) in zip(errors.items(), _WAYS, strict=False):
         shown = [value or math.nan for value in values]  # an error of 0 has no place on a log scale
         axis.plot(sizes, shown, color=colour, ls=style, lw=1.6, marker="o", ms=3, label=name)
@@ -104,7 +111,9 @@ def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]
 
 def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw a weight after each update: name → its values, next to what exact arithmetic gives."""
-    figure, axis = new_figure(7.2, 3.0)
+    ends = ", ".join(f"{name} at {values[-1]:.4g}" for name, values in weights.items())
+    alt = f"A weight over {len(exact)} updates; exact arithmetic ends at {exact[-1]:.4g}, {ends}."
+    figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
         axis.step(range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name)
