@@ -41,8 +41,8 @@ count_ids = Exercise(
     lines=10,
     hints=(
         "How many values of bf16 lie from 256 up to, but without, 512? And from 512 to 1,024? Look at the spacing.",
-        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p has an id of its own. Each later binade, from a power of "
-        "two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
+        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p has an id of its own. Each later binade, from a power "
+        "of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
         "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`, and `round((n - 1) / step)` counts steps, ties to "
         "even as a cast does; with Fraction there is no rounding before. Add 2^(p−1) values for each binade before. Past "
         "`fmt.max`, half a step further, it is inf: one more than all values up to `fmt.max`.",

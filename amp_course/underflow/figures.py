@@ -79,8 +79,8 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
 
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
-    ends = ", ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
-    alt = f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}, {ends}."
+    ends = "; ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
+    alt = f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}; {ends}."
     figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
@@ -95,7 +95,7 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
 
 def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
     """Draw relative errors against the number of terms, both on log scales: name → one for each size, 0 left out."""
-    ends = ", ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
+    ends = "; ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
     alt = f"Relative error of a sum against the number of terms; at {sizes[-1]:,} terms: {ends}."
     figure, axis = new_figure(7.2, 3.2, alt=alt)
     for (name, values), (colour, style) in zip(errors.items(), _WAYS, strict=False):
@@ -111,8 +111,8 @@ def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]
 
 def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
     """Draw a weight after each update: name → its values, next to what exact arithmetic gives."""
-    ends = ", ".join(f"{name} at {values[-1]:.4g}" for name, values in weights.items())
-    alt = f"A weight over {len(exact)} updates; exact arithmetic ends at {exact[-1]:.4g}, {ends}."
+    ends = "; ".join(f"{name} at {values[-1]:.4g}" for name, values in weights.items())
+    alt = f"A weight over {len(exact)} updates; exact arithmetic ends at {exact[-1]:.4g}; {ends}."
     figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
