@@ -78,7 +78,7 @@ def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
 
 
 def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to an exact number, as `encode`; raise ValueError, for people, for NaN without a pattern."""
+    """Return the pattern nearest to an exact number, as `encode`; raise a ValueError that a reader understands for NaN."""
     try:
         return encode(exact, fmt)
     except ValueError:
@@ -91,7 +91,7 @@ def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
 def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
     """Return the pattern of the next value up or down: 0x3C00 in fp16, up → 0x3C01.
 
-    Raises ValueError, for people, at the end of the format's range and for NaN.
+    Raises ValueError, with words for the reader, at the end of the format's range and for NaN.
     """
     value = decode(pattern, fmt)
     if math.isnan(value):

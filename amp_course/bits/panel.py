@@ -124,7 +124,7 @@ class BitExplorer(Panel):
         steps = _row([self.down, self.up, hint])
         return [sheet, self.format, self.own, self.text, picks, self.field, steps]
 
-    # What the reader does, one method each.
+    # One method for each thing that the reader can do.
 
     def _typed(self, _: Any) -> None:
         if self._is_updating:

@@ -49,8 +49,3 @@ def bias_from_cast_ids(slopes: Tensor, queries: Tensor, keys: Tensor, fmt: Float
     """Return the bias with position ids rounded before they are subtracted: the fault. Shapes as `alibi_bias`."""
     distance = round_to(queries.float(), fmt)[:, None] - round_to(keys.float(), fmt)[None, :]
     return -slopes.float()[:, None, None] * distance
-
-
-def attention_to_last(bias: Tensor) -> Tensor:
-    """Return the weights of equal keys under a bias, softmax over the last dimension: what the bias alone prefers."""
-    return torch.softmax(bias, dim=-1)

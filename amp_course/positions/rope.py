@@ -23,7 +23,7 @@ Fault = Literal["ids", "frequencies", "angles", "matmul", "none"]
 FAULTS: dict[Fault, str] = {
     "ids": "position ids cast",
     "frequencies": "inverse frequencies cast",
-    "angles": "cos and sin computed low",
+    "angles": "angles cast",
     "matmul": "outer product as a matmul under autocast",
     "none": "float32 throughout, cast last",
 }

@@ -22,7 +22,7 @@ _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32")
 _TOTALS = ((_FP16, "--"), (_BF16, "-."), (_FP32, "-"))
 _WAYS = ((_FP16, "--"), (INK, "-."), ("#CC79A7", "-"), (_FP32, ":"))
 _PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-"), (_BF16, ":"))
-_SEEN = 0.005  # of a layer's tallest bar: what is lower than that need not be in the picture
+_VISIBLE = 0.005  # of a layer's tallest bar: anything lower need not be in the picture
 
 
 def gradient_figure(
@@ -127,8 +127,8 @@ def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float
 def _lowest(histogram: ZoneHistogram) -> int:
     """Return the lowest exponent whose bar can be seen."""
     heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
-    seen = zip(histogram.exponents, heights, strict=True)
-    return min((exponent for exponent, height in seen if height >= _SEEN * max(heights)), default=0)
+    bars = zip(histogram.exponents, heights, strict=True)
+    return min((exponent for exponent, height in bars if height >= _VISIBLE * max(heights)), default=0)
 
 
 def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> None:

@@ -78,5 +78,5 @@ class RangeExplorer(Panel):
         self.view.value = range_view(self.histogram, self.format.value)
 
     def still(self) -> Figure:
-        """Return the histogram as it stands."""
+        """Return the current histogram."""
         return range_figure(self.histogram, self.format.value)

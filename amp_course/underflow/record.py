@@ -17,7 +17,7 @@ class GradientRecorder:
 
     with GradientRecorder(model) as recorder:
         loss_fn(model(x), y).backward()
-    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they came
+    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they arrived
     recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the layer's output
 
     A layer is a module without submodules, or one that owns parameters; layers are in the order of the model. Several
@@ -46,7 +46,9 @@ class GradientRecorder:
         for name, layer in self._layers.items():
             self._handles.append(layer.register_forward_hook(self._watch_output(name)))
             for parameter in layer.parameters(recurse=False):
-                if parameter.requires_grad and id(parameter) not in seen:  # a tied weight counts where it stands first
+                if (
+                    parameter.requires_grad and id(parameter) not in seen
+                ):  # a tied weight counts for the first layer that has it
                     seen.add(id(parameter))
                     self._handles.append(parameter.register_hook(_keep(self._of_weights.setdefault(name, []))))
         return self
