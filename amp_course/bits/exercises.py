@@ -1,4 +1,4 @@
-"""The five exercises of chapter 01; `ALL` lists them in order. The judging stands in `judges/`."""
+"""The five exercises of chapter 01; `ALL` lists them in order. The code that judges is in `judges/`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ decode_fp16 = Exercise(
         "Three fields, then three cases of the exponent field: all zeros, all ones, and everything between.",
         "`sign = pattern >> 15`, `exponent = (pattern >> 10) & 0x1F`, `significand = pattern & 0x3FF`. Between the "
         "extremes the value is 2^(exponent − 15) · (1 + significand/1024).",
-        "Field 0: 2^−14 · significand/1024, with no 1 before it. Field 31: inf if the significand is 0, else NaN. "
-        "`math.ldexp(m, e)` is m · 2^e; `math.copysign(size, -1.0)` gives a zero its sign too.",
+        "Field 0: 2^−14 · significand/1024, with no hidden 1. Field 31: inf if the significand is 0, else NaN. "
+        "`math.ldexp(x, n)` is x · 2^n; `math.copysign(size, -1.0)` gives a zero its sign too.",
     ),
     judge=decoding.judge,
     why="Subnormals, −0, inf and NaN are patterns like any other, and training meets all of them.",
@@ -43,8 +43,8 @@ encode_fp16 = Exercise(
     hints=(
         "Settle NaN, the sign, inf and zero first. For the rest, which power of two does the number lie above, and "
         "how far apart are the numbers of fp16 there?",
-        "`math.frexp(x)` gives m from 0.5 to 1 and e with x = m · 2^e, so the exponent of 1.xxx is e − 1, and never "
-        "below −14. Count `steps = round(math.ldexp(x, 10 - exponent))`: Python's `round` takes ties to even.",
+        "`math.frexp(x)` gives a fraction from 0.5 to 1 and an n with x = fraction · 2^n, so the exponent of 1.m is n − 1, "
+        "and never below −14. Count `steps = round(math.ldexp(x, 10 - exponent))`: Python's `round` takes ties to even.",
         "`steps` runs from 1024 to 2048 for normal numbers, hidden 1 included, and below 1024 for subnormals. "
         "`((exponent + 14) << 10) + steps` is the pattern in both cases, and the carry at 2048 falls where it "
         "should. From 0x7C00 on it is inf: `min(…, 0x7C00)`.",
@@ -62,16 +62,16 @@ find_ulp = Exercise(
     number=3,
     title="How far to the next number?",
     task="Write `ulp(x, fmt)`: the gap between the numbers of a format at x, for any format and any |x| up to its "
-    "largest. At a number of the format itself, the gap above it counts.",
+    "largest. If x is a number of the format, take the gap above it.",
     difficulty=3,
     importance=5,
     minutes=10,
     lines=4,
     hints=(
-        "At 1 the gap is eps. What happens to it at 2, at 4, at ½? And where does that end, below?",
+        "At 1 the gap is eps. What happens to it at 2, at 4, at ½? And where does the halving stop?",
         "Find the exponent of the power of two at or below |x|. `math.frexp` splits a float without rounding, where "
         "`math.floor(math.log2(x))` is one too high just below a power of two.",
-        "`exponent = math.frexp(abs(x))[1] - 1`, but never below `fmt.min_exponent`, and 0 stands there too. The gap "
+        "`exponent = math.frexp(abs(x))[1] - 1`, but never below `fmt.min_exponent`; 0 has that exponent too. The gap "
         "is 2^(exponent − fmt.significand_bits).",
     ),
     judge=spacing.judge,
@@ -85,8 +85,8 @@ derive_limits = Exercise(
     name="derive_limits",
     number=4,
     title="A format's limits from its widths",
-    task="Write `limits`: from exponent bits, significand bits and the rule for special patterns alone, a dict with "
-    "`eps`, `smallest_normal`, `smallest_subnormal` and `max`. The bias is IEEE's, 2^(exponent bits − 1) − 1.",
+    task="Write `limits`: from the exponent bits, the significand bits and the rule for special patterns alone, return a dict "
+    "with `eps`, `smallest_normal`, `smallest_subnormal` and `max`. The bias is IEEE's, 2^(exponent bits − 1) − 1.",
     difficulty=3,
     importance=3,
     minutes=15,
@@ -101,8 +101,8 @@ derive_limits = Exercise(
         "significand/2^M).",
     ),
     judge=limits.judge,
-    why="Two widths and a rule are all there is to a format: whoever can derive fp8's limits needs no table for the "
-    "next one.",
+    why="Two widths and a rule are all there is to a format: if you can derive fp8's limits, you need no table for the "
+    "next format.",
     alternative="the pattern of the largest number, put through your `decode` with the widths as arguments, gives "
     "`max` with no formula of its own.",
 )

@@ -17,7 +17,11 @@ from amp_course.kit.style import FAINT, FIELDS, FORMAT_COLOURS, FORMAT_LINES, IN
 
 def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
     """Draw the fields of formats to scale, one bit one square, one format a row."""
-    figure, axis = new_figure(8, 0.7 + 0.32 * len(formats))
+    rows = [
+        f"{fmt.name} 1 sign, {fmt.exponent_bits} exponent, {fmt.significand_bits} significand bits" for fmt in formats
+    ]
+    alt = f"The bits of each format, to scale: {'; '.join(rows)}."
+    figure, axis = new_figure(8, 0.7 + 0.32 * len(formats), alt=alt)
     for row, fmt in enumerate(formats[::-1]):
         left = 0
         widths = (("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits))
@@ -43,7 +47,13 @@ def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:
 
 def number_line_figure(lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[float]]]]) -> Figure:
     """Draw the values of formats as ticks on number lines: one panel for each (title, {format: values})."""
-    figure, axes = new_figure(8, 0.95 * len(lines) + 0.3 * sum(len(rows) for _, rows in lines), rows=len(lines))
+    drawn = [
+        f"{head} ({', '.join(f'{len(of)} values of {fmt.name}' for fmt, of in rows.items())})" for head, rows in lines
+    ]
+    height = 0.95 * len(lines) + 0.3 * sum(len(rows) for _, rows in lines)
+    figure, axes = new_figure(
+        8, height, rows=len(lines), alt=f"Number lines with a tick for each value. {'; '.join(drawn)}."
+    )
     for axis, (head, rows) in zip(axes if len(lines) > 1 else [axes], lines, strict=True):
         for row, (fmt, values) in enumerate(list(rows.items())[::-1]):
             normal = [value for value in values if value >= fmt.smallest_normal]
@@ -60,7 +70,11 @@ def number_line_figure(lines: Sequence[tuple[str, Mapping[FloatFormat, Sequence[
 
 def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
     """Draw how many positive values each format has from 2^e up to 2^(e+1): {format: {e: count}}."""
-    figure, axis = new_figure(7.2, 3)
+    peaks = [
+        f"{fmt.name} has up to {max(by.values())}, from 2^{min(by)} to 2^{max(by) + 1}" for fmt, by in counts.items()
+    ]
+    alt = f"How many values lie between one power of two and the next: {'; '.join(peaks)}; fewer towards the small end."
+    figure, axis = new_figure(7.2, 3, alt=alt)
     for fmt, by_exponent in counts.items():
         axis.step(
             [*by_exponent, max(by_exponent) + 1],
@@ -80,12 +94,17 @@ def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
 
 def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[int]) -> Figure:
     """Draw the spacing of formats against magnitude: {format: the ulp at 2^e for each e in exponents}."""
-    figure, axis = new_figure(7.2, 3.4)
+    alt = (
+        f"The gap to the next number against magnitude, for {', '.join(fmt.name for fmt in gaps)}: each line doubles with "
+        "every power of two and is flat where numbers are subnormal."
+    )
+    figure, axis = new_figure(7.2, 3.4, alt=alt)
     sizes = [math.ldexp(1.0, exponent) for exponent in exponents]
     for fmt, values in gaps.items():
         axis.plot(sizes, values, color=FORMAT_COLOURS[fmt.name], ls=FORMAT_LINES[fmt.name], lw=1.8, label=fmt.name)
-    axis.axhline(1, color=FAINT, lw=0.8, ls=":")
-    axis.text(sizes[0], 1, " spacing 1: integers are exact up to here", fontsize=8, color=FAINT, va="bottom")
+    axis.axhline(2, color=FAINT, lw=0.8, ls=":")
+    note = " gap 2: every integer is exact up to where a line gets here"
+    axis.text(sizes[0], 2, note, fontsize=8, color=FAINT, va="bottom")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xlabel("magnitude |x|", fontsize=8)
@@ -95,23 +114,27 @@ def ulp_figure(gaps: Mapping[FloatFormat, Sequence[float]], exponents: Sequence[
 
 
 def range_figure(formats: Sequence[FloatFormat]) -> Figure:
-    """Draw each format's range, subnormals hatched, beside its decimal digits of precision at 1."""
-    figure, (left, right) = new_figure(8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1])
+    """Draw each format's range, subnormals hatched, and its decimal digits of precision."""
+    rows = [
+        f"{fmt.name} from {fmt.smallest_subnormal:.2g} to {fmt.max:.3g}, {_digits(fmt):.1f} digits" for fmt in formats
+    ]
+    alt = f"Range and decimal digits of each format: {'; '.join(rows)}."
+    figure, (left, right) = new_figure(8, 0.9 + 0.3 * len(formats), columns=2, width_ratios=[3, 1.1], alt=alt)
     for row, fmt in enumerate(formats[::-1]):
         colour = FORMAT_COLOURS[fmt.name]
         low, normal, high = (math.log10(x) for x in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
         left.barh(row, high - normal, left=normal, color=colour, height=0.62)
         left.barh(row, normal - low, left=low, color="white", edgecolor=colour, hatch="////", height=0.62, lw=0.8)
-        digits = (fmt.significand_bits + 1) * math.log10(2)
+        digits = _digits(fmt)
         right.barh(row, digits, color=colour, height=0.62)
         right.text(digits, row, f" {digits:.1f}", fontsize=8, va="center")
     left.set_yticks(range(len(formats)), [fmt.name for fmt in formats[::-1]], fontsize=8)
     left.axvline(0, color=INK, lw=0.8, ls=":")
     left.set_xlabel("log₁₀ |x|", fontsize=8)
     right.set_yticks([])
-    right.set_xlim(0, max(fmt.significand_bits + 1 for fmt in formats) * math.log10(2) * 1.3)
+    right.set_xlim(0, max(map(_digits, formats)) * 1.3)
     right.set_xlabel("decimal digits", fontsize=8)
-    title(left, "Range", "hatched: subnormals, with fewer digits the further left")
+    title(left, "Range", "hatched: subnormals, with fewer bits the further left")
     title(right, "Precision", "(significand bits + 1) · log₁₀ 2")
     return figure
 
@@ -120,7 +143,9 @@ def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
     """Draw the bits of a pattern as squares, its value above them and the formula below: 0x2E66 in fp16 → 0.09997…"""
     across = 32
     lines = -(-fmt.bits // across)
-    figure, axis = new_figure(7.2, 1.05 + 0.55 * lines)
+    value = number_text(exact_value(pattern, fmt))
+    alt = f"The bits of a number in {fmt.name}, {pattern:0{fmt.bits}b}: sign, exponent, significand; the value is {value}."
+    figure, axis = new_figure(7.2, 1.05 + 0.55 * lines, alt=alt)
     places = [("sign", 1), ("exponent", fmt.exponent_bits), ("significand", fmt.significand_bits)]
     names = [name for name, width in places for _ in range(width)]
     for at, name in enumerate(names):
@@ -136,13 +161,16 @@ def bits_figure(pattern: int, fmt: FloatFormat) -> Figure:
     axis.set_ylim(-1.7 * (lines - 1) - 1.3, 1.1)
     axis.set_axis_off()
     axis.text(0, -1.7 * (lines - 1) - 1.25, _formula_text(pattern, fmt), fontsize=9, color=INK)
-    value = number_text(exact_value(pattern, fmt))
     title(
         axis,
         f"{fmt.name}  0x{pattern:0{-(-fmt.bits // 4)}X}  {'' if '≈' in value else '= '}{value}",
         kind(pattern, fmt),
     )
     return figure
+
+
+def _digits(fmt: FloatFormat) -> float:
+    return (fmt.significand_bits + 1) * math.log10(2)
 
 
 def _formula_text(pattern: int, fmt: FloatFormat) -> str:

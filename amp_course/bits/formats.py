@@ -1,4 +1,4 @@
-"""Number formats as data, and what follows from them: the one place where a format's constants stand.
+"""Number formats as data, and what follows from them: the only place that spells out a format's constants.
 
 A format is a sign bit, exponent bits and significand bits, a bias, and a rule for its special patterns. Largest value,
 smallest value and spacing all follow. No arithmetic here: `scalar.py` reads and writes single patterns, `rounding.py`
@@ -31,7 +31,7 @@ class FloatFormat:
                       "finite": every pattern is a number (OCP fp6 and fp4)
     torch_name:       torch's name of the dtype, or None where torch has none
 
-    Raises TypeError for widths that are no ints; ValueError for widths outside of fp64's, a range that a Python float cannot
+    Raises TypeError for widths that are not ints; ValueError for widths beyond fp64's, a range that a Python float cannot
     hold, or unknown specials.
     Example: FloatFormat.of(5, 10).max → 65504.0
     Source: IEEE 754-2019; Micikevicius et al. 2022 (arXiv:2209.05433) for fp8; OCP Microscaling Formats v1.0 for fp6, fp4.
@@ -46,25 +46,25 @@ class FloatFormat:
 
     def __post_init__(self) -> None:
         if self.specials not in get_args(Specials):
-            raise ValueError(f"{self.name}: there are no specials {self.specials!r}: choose “ieee”, “fn” or “finite”")
+            raise ValueError(f"{self.name}: unknown specials {self.specials!r}: choose “ieee”, “fn” or “finite”")
         for what in ("exponent_bits", "significand_bits", "bias"):
             if type(getattr(self, what)) is not int:
-                raise TypeError(f"{self.name}: {what} is {getattr(self, what)!r}, and a whole number is needed: an int")
+                raise TypeError(f"{self.name}: {what} has to be an int, not {getattr(self, what)!r}")
         least = 1 if self.specials == "finite" else 2
         if not least <= self.exponent_bits <= WIDEST_EXPONENT:
             raise ValueError(
-                f"{self.name}: {self.exponent_bits} exponent bits: a format of kind “{self.specials}” takes {least} to "
+                f"{self.name}: {self.exponent_bits} exponent bits: a format with “{self.specials}” specials takes {least} to "
                 f"{WIDEST_EXPONENT}"
             )
         fewest = 1 if self.specials == "ieee" else 0  # inf and NaN share an exponent field: one bit tells them apart
         if not fewest <= self.significand_bits <= WIDEST_SIGNIFICAND:
             raise ValueError(
-                f"{self.name}: {self.significand_bits} significand bits: a format of kind “{self.specials}” takes {fewest} "
+                f"{self.name}: {self.significand_bits} significand bits: a format with “{self.specials}” specials takes {fewest} "
                 f"to {WIDEST_SIGNIFICAND}"
             )
         if self.max_exponent > 1023 or self.min_exponent - self.significand_bits < -1074:
             raise ValueError(
-                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} some numbers are outside of "
+                f"{self.name}: with {self.exponent_bits} exponent bits and a bias of {self.bias} some numbers would be outside "
                 "fp64's range: take fewer bits, or a bias nearer to IEEE's 2^(exponent bits − 1) − 1"
             )
 
@@ -114,7 +114,7 @@ class FloatFormat:
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest positive number with all its digits: 2^−14 for fp16."""
+        """The smallest positive number with all its significand bits: 2^−14 for fp16."""
         return math.ldexp(1.0, self.min_exponent)
 
     @property
@@ -129,9 +129,9 @@ class FloatFormat:
 
     @property
     def decimal_digits(self) -> int:
-        """How many decimal digits survive the way in and out: 3 for fp16, 2 for bf16.
+        """How many decimal digits always survive conversion to the format and back: 3 for fp16, 2 for bf16.
 
-        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p digits to base 2, the hidden one among them.
+        Source: C's FLT_DIG, floor((p − 1) · log10 2) with p significand bits, counting the hidden one.
         """
         return math.floor(self.significand_bits * math.log10(2))
 
@@ -176,7 +176,7 @@ def find_format(name: str | torch.dtype | FloatFormat) -> FloatFormat:
     found = _BY_DTYPE.get(name) if isinstance(name, torch.dtype) else _BY_NAME.get(str(name))
     if found is None:
         raise ValueError(
-            f"there is no format {name!s}: the course knows {', '.join(_BY_NAME)}; "
-            "`FloatFormat.of(exponent_bits, significand_bits)` makes one of your own"
+            f"unknown format {name!s}: the course has {', '.join(_BY_NAME)}; "
+            "make your own with `FloatFormat.of(exponent_bits, significand_bits)`"
         )
     return found

@@ -1,4 +1,4 @@
-"""The exact number beside the one that a format makes of it: what is lost, and why.
+"""The exact number and what a format makes of it: what is lost, and why.
 
 Exact means exact: a Fraction, so that neither a typed 2049 nor a typed 0.1 has been rounded before a format rounds it.
 """
@@ -78,30 +78,30 @@ def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
 
 
 def pattern_for(exact: Exact, fmt: FloatFormat) -> int:
-    """Return the pattern nearest to an exact number, as `encode`; raise ValueError, for people, for NaN without a pattern."""
+    """Return the pattern nearest to an exact number, as `encode`; raise a ValueError that a reader understands for NaN."""
     try:
         return encode(exact, fmt)
     except ValueError:
         raise ValueError(
-            f"{fmt.name} has no NaN, each of its patterns is a number: "
-            f"type a number, or choose a format with NaN, like {FP8_E4M3.name}"
+            f"{fmt.name} has no NaN; every one of its patterns is a number: "
+            f"type a number, or choose a format with NaN, such as {FP8_E4M3.name}"
         ) from None
 
 
 def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
     """Return the pattern of the next value up or down: 0x3C00 in fp16, up → 0x3C01.
 
-    Raises ValueError, for people, at the end of the format's range and for NaN.
+    Raises ValueError, with words for the reader, at the end of the format's range and for NaN.
     """
     value = decode(pattern, fmt)
     if math.isnan(value):
-        raise ValueError("NaN stands in no order, so it has no neighbours: start from a number")
+        raise ValueError("NaN is neither above nor below any number, so it has no neighbours: start from a number")
     if value == (math.inf if up else -math.inf):
-        raise ValueError(f"{'inf' if up else '−inf'} is the end of {fmt.name}: step the other way")
+        raise ValueError(f"nothing is {'above inf' if up else 'below −inf'}: step the other way")
     found = neighbours(pattern, fmt)[up]
     if math.isnan(found):
-        end = f"{fmt.max:g}, the largest" if up else f"−{fmt.max:g}, the lowest"
-        raise ValueError(f"{end} number of {fmt.name}, is its end, for there is no inf: step the other way")
+        end = f"{fmt.max:g} is the largest" if up else f"−{fmt.max:g} is the lowest"
+        raise ValueError(f"{end} number of {fmt.name}, which has no inf: step the other way")
     return encode(found, fmt)
 
 

@@ -1,6 +1,6 @@
-"""Write exact numbers for people: short decimals in full, powers of two for what is tiny or huge, no noise.
+"""Write exact numbers for people: short decimals in full, powers of two for anything tiny or huge.
 
-True minus signs, superscript exponents, and “≈” before whatever is not the number to its last digit.
+True minus signs, superscript exponents, and “≈” before anything that is not exact.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from amp_course.bits.nearest import Exact, is_finite, is_nan
 DIGITS = 17  # enough to tell any two fp64 numbers apart
 _PLAIN = range(-5, DIGITS)  # the powers of ten of a leading digit that are written without × 10ⁿ
 _ODD_PART = 4096  # k × 2ⁿ is shorter than a decimal for k up to about here
+_SHORT, _SMALL_ODD_PART = 10, 100  # a longer decimal is typed as k*2^n if k is below this
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -57,8 +58,8 @@ def decimal_text(number: Fraction, digits: int, plain: range = _PLAIN) -> tuple[
     if power in plain:
         return ("−" if sign else "") + f"{rounded.copy_abs():f}", exact
     written = "".join(map(str, figures))
-    mantissa = written[0] + ("." + written[1:] if len(written) > 1 else "")
-    shown = f"10{raised(power)}" if mantissa == "1" else f"{mantissa} × 10{raised(power)}"
+    significand = written[0] + ("." + written[1:] if len(written) > 1 else "")
+    shown = f"10{raised(power)}" if significand == "1" else f"{significand} × 10{raised(power)}"
     return ("−" if sign else "") + shown, exact
 
 
@@ -79,15 +80,16 @@ def odd_part(number: Fraction) -> tuple[int, int]:
 
 
 def typed_text(value: Exact) -> str:
-    """Write a format's value so that `parse.read` finds it again: 2^−24 → "2^-24", 0.5 → "0.5"."""
+    """Write a format's value so that `parse.read` reads it back, in few characters: 2^−14 → "2^-14", 0.5 → "0.5"."""
     special = _special(value)
     if special:
         return special.replace("−", "-")
     number = Fraction(value)
     decimal, exact = decimal_text(number, DIGITS)
-    if exact and "×" not in decimal:
+    odd, exponent = odd_part(number) if number else (0, 0)
+    plain = exact and "×" not in decimal
+    if plain and (len(decimal) <= _SHORT or abs(odd) >= _SMALL_ODD_PART):
         return decimal.replace("−", "-")
-    odd, exponent = odd_part(number)
     if abs(odd) < _ODD_PART:
         return f"{odd}*2^{exponent}" if abs(odd) > 1 else f"{'-' if odd < 0 else ''}2^{exponent}"
     return repr(float(number))

@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from amp_course.bits.figures import bits_figure
 from amp_course.bits.formats import FORMATS, FP16, FloatFormat, Specials, find_format
-from amp_course.bits.looks import style
 from amp_course.bits.nearest import Exact, exact_value, nearest, pattern_for, step
 from amp_course.bits.numerals import raised, typed_text
+from amp_course.bits.panel_css import style
+from amp_course.bits.panel_html import explorer_view, rounding_note
 from amp_course.bits.parse import read
 from amp_course.bits.scalar import decode
-from amp_course.bits.views import explorer_view, rounding_note
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.style import FIELDS
 
@@ -33,9 +33,9 @@ _SPECIALS = {
 }
 _PICKS: dict[str, tuple[str, Callable[[FloatFormat], Exact]]] = {
     "1": ("one", lambda fmt: Fraction(1)),
-    "0.1": ("a tenth, which no binary format holds", lambda fmt: Fraction(1, 10)),
+    "0.1": ("a tenth, which no binary format holds exactly", lambda fmt: Fraction(1, 10)),
     "largest": ("the format's largest number", lambda fmt: Fraction(fmt.max)),
-    "smallest normal": ("the smallest number with all its digits", lambda fmt: Fraction(fmt.smallest_normal)),
+    "smallest normal": ("the smallest number with full precision", lambda fmt: Fraction(fmt.smallest_normal)),
     "smallest": ("the smallest number above 0", lambda fmt: Fraction(fmt.smallest_subnormal)),
     "inf": ("infinity", lambda fmt: math.inf),
     "NaN": ("not a number", lambda fmt: math.nan),
@@ -43,11 +43,11 @@ _PICKS: dict[str, tuple[str, Callable[[FloatFormat], Exact]]] = {
 
 
 class BitExplorer(Panel):
-    """A number's bits as buttons, beside its value, formula, neighbours, and what every format makes of it.
+    """A number's bits as buttons, with its value, formula, neighbours, and what every format makes of it.
 
     A test drives it: panel.format.value = "fp16"; panel.text.value = "2049"; panel.bits[15].value = True (by weight,
     the sign comes last); panel.picks["NaN"].click(); panel.up.click(). `value`, `pattern`, `fmt` and `exact` tell the
-    state: exact is the number as typed, which a change of format rounds anew.
+    state: exact is the number as typed, which is rounded again when the format changes.
     """
 
     def __init__(self) -> None:
@@ -80,16 +80,19 @@ class BitExplorer(Panel):
             value=self.fmt.name,
             description="format",
             style=WIDE,
-            tooltip="what reads the bits; the number is rounded into it anew",
+            tooltip="the format that reads the bits; your number is rounded to it",
         )
         self.exponent_bits = widgets.IntText(
             value=4, description="exponent bits", style=WIDE, tooltip="from 1, or 2 with inf and NaN, to 11"
         )
         self.significand_bits = widgets.IntText(
-            value=3, description="significand bits", style=WIDE, tooltip="those that are stored, 0 to 52"
+            value=3, description="significand bits", style=WIDE, tooltip="stored bits, 0 to 52"
         )
         self.specials = widgets.Dropdown(
-            options=list(_SPECIALS.items()), description="specials", style=WIDE, tooltip="which patterns are no numbers"
+            options=list(_SPECIALS.items()),
+            description="specials",
+            style=WIDE,
+            tooltip="which patterns are not numbers",
         )
         narrow = widgets.Layout(width="13em")
         self.exponent_bits.layout = self.significand_bits.layout = narrow
@@ -100,7 +103,7 @@ class BitExplorer(Panel):
             description="number",
             placeholder="2049, −0.1, 1/3, 2^-24, 0x3C00, inf",
             style=WIDE,
-            tooltip="a number, or a pattern after 0x or 0b; Enter reads it",
+            tooltip="a number, or a bit pattern starting with 0x or 0b; then press Enter",
         )
         self.picks = {name: _button(name, tip) for name, (tip, _) in _PICKS.items()}
         self.down = _button("◂ previous", "the next number below: one step of the pattern")
@@ -117,11 +120,11 @@ class BitExplorer(Panel):
         self.up.on_click(lambda _: self._step(up=True))
         sheet = widgets.HTML(style(), layout=widgets.Layout(display="none"))
         picks = _row([*self.picks.values()], margin="0 0 4px calc(8em + 6px)")
-        hint = _classed(widgets.HTML("Click a bit, or go to it with Tab and press Space."), "amp-hint")
+        hint = _classed(widgets.HTML("Click a bit, or move to it with Tab and press Space."), "amp-hint")
         steps = _row([self.down, self.up, hint])
         return [sheet, self.format, self.own, self.text, picks, self.field, steps]
 
-    # What the reader does, one method each.
+    # One method for each thing that the reader can do.
 
     def _typed(self, _: Any) -> None:
         if self._is_updating:
@@ -176,7 +179,7 @@ class BitExplorer(Panel):
         except ValueError as error:
             self._refuse(error)
 
-    # What follows from it.
+    # What follows from that.
 
     def _use(self, fmt: FloatFormat) -> None:
         """Round the exact number, not what the former format made of it, into a format; raise ValueError for NaN."""
@@ -191,7 +194,7 @@ class BitExplorer(Panel):
         self._show(text=typed_text(self.exact))
 
     def _show(self, text: str | None = None, note: str = "") -> None:
-        """Bring all that is seen in line with the state; only what differs is sent to the browser."""
+        """Show the current state; only what changed is sent to the browser."""
         with self._updating():
             for weight, bit in enumerate(self.bits):
                 bit.value = bool(self.pattern >> weight & 1)
@@ -204,7 +207,7 @@ class BitExplorer(Panel):
         self.tell(f"<span class='amp-refused'><b>Nothing changed.</b> {escape(str(error))}.</span>")
 
     def _lay_out(self) -> None:
-        """Name and arrange the buttons for the format's bits; they are made once, when a format first needs them."""
+        """Name and arrange the buttons for the format's bits; each is made once, when a format first needs it."""
         fmt = self.fmt
         while len(self._made) < fmt.bits:
             self._made.append(self._new_bit())
@@ -227,7 +230,7 @@ class BitExplorer(Panel):
         return bit
 
     def _groups(self) -> list[widgets.Widget]:
-        """Box the bits by field, and in each by fours as hex digits cut them."""
+        """Box the bits by field and, within a field, by hex digit."""
         top, cut = self.fmt.bits - 1, self.fmt.significand_bits
         made = []
         for name, first, last in (("sign", top, top), ("exponent", top - 1, cut), ("significand", cut - 1, 0)):
@@ -246,7 +249,7 @@ class BitExplorer(Panel):
 
     @contextmanager
     def _updating(self) -> Iterator[None]:
-        """Let controls change without taking that for the reader's doing."""
+        """Change controls without treating it as the reader's input."""
         self._is_updating = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN; exactly, or with a reason.
+"""Read what a person types: a decimal, a fraction, a power of two, a pattern, or inf and NaN; exactly, or refused with a reason.
 
 Nothing typed can hang: exponents and lengths have limits, checked before any power is taken.
 """
@@ -22,7 +22,7 @@ _NUMBER = re.compile(rf"([+-]?)({_DECIMAL})(?:/({_DECIMAL}))?", re.IGNORECASE)
 _POWER = re.compile(r"([+-]?)(?:([0-9]+) ?[*×·] ?)?2(?:\^|\*\*)([+-]?[0-9]+)")
 _PATTERN = re.compile(r"0(?:(x)([0-9a-f]+)|b([01]+))", re.IGNORECASE)
 _WORDS = {"inf": math.inf, "infinity": math.inf, "∞": math.inf, "nan": math.nan}
-_EXAMPLES = "type a number like 2049, −0.1, 6.1e-5, 1/3 or 2^-24, a pattern like 0x3C00 or 0b11, inf or nan"
+_EXAMPLES = "type a number such as 2049, −0.1, 6.1e-5, 1/3 or 2^-24, a bit pattern such as 0x3C00 or 0b11, inf or nan"
 
 
 class Entry(NamedTuple):
@@ -42,7 +42,7 @@ def read(text: str, fmt: FloatFormat) -> Entry:
         raise ValueError(f"The field is empty: {_EXAMPLES}")
     if len(plain) > LONGEST:
         raise ValueError(
-            f"{len(plain):,} characters are too many: {LONGEST:,} are read, and 17 digits tell all numbers apart"
+            f"{len(plain):,} characters are too many: the limit is {LONGEST:,}, and 17 decimal digits tell any two numbers apart"
         )
     if plain.lstrip("+-").lower().startswith(("0x", "0b")):
         pattern = read_pattern(plain, fmt)
@@ -54,12 +54,14 @@ def read(text: str, fmt: FloatFormat) -> Entry:
 def read_pattern(text: str, fmt: FloatFormat) -> int:
     """Read "0x3c00" or "0b0 01111 0000000000" as bits, spaces and underscores left out.
 
-    Raises ValueError for one that is no pattern, or has more bits than the format.
+    Raises ValueError for text that is not a pattern, or a pattern with more bits than the format.
     """
     found = _PATTERN.fullmatch(re.sub(r"[\s_]", "", text))
     if not found:
-        sign = ", and no sign before it: the first bit is the sign" if text[0] in "+-" else ""
-        raise ValueError(f"“{clip(text)}” is no pattern: after 0x go digits 0-9 and A-F, after 0b only 0 and 1{sign}")
+        sign = ", and no sign goes in front: the first bit is the sign" if text[0] in "+-" else ""
+        raise ValueError(
+            f"“{clip(text)}” is not a bit pattern: 0x is followed by 0-9 and A-F, 0b only by 0 and 1{sign}"
+        )
     pattern = int(found[2], 16) if found[1] else int(found[3], 2)
     if pattern.bit_length() > fmt.bits:
         wider = [other.name for other in FORMATS[::-1] if other.bits >= pattern.bit_length()]
@@ -74,7 +76,7 @@ def read_pattern(text: str, fmt: FloatFormat) -> int:
 def read_number(text: str) -> Exact:
     """Read a number exactly, its signs in ASCII: "0.1" → Fraction(1, 10), "-0" → -0.0, "inf" → inf.
 
-    Raises ValueError for what is no number, or beyond 10^±5000 or 2^±16384.
+    Raises ValueError for anything but a number, and beyond 10^±5000 or 2^±16384.
     """
     word = text.lstrip("+-").lower()
     if word in _WORDS and len(text) - len(word) <= 1:
@@ -91,7 +93,7 @@ def read_number(text: str) -> Exact:
     if found[3]:
         under = _decimal(found[3], text)
         if not under:
-            raise ValueError(f"“{clip(text)}” divides by zero: type inf or nan, if you mean one of them")
+            raise ValueError(f"“{clip(text)}” divides by zero: if you mean inf or nan, type that")
         number /= under
     return _with_sign(found[1], number)
 
@@ -129,11 +131,11 @@ def _with_sign(sign: str, number: Fraction) -> Exact:
 def _beyond(text: str, limit: str, negative: bool) -> str:
     end, instead = ("0", "1e-999") if negative else ("inf", "1e999")
     sign = text[0] if text[0] == "-" else ""
-    return f"“{clip(text)}” is beyond {limit}, where reading ends: type {sign}{instead}, which rounds to {sign}{end} just as well"
+    return f"“{clip(text)}” is beyond {limit}, the limit here: type {sign}{instead}, which rounds to {sign}{end} too"
 
 
 def _no_number(text: str) -> str:
-    quoted = f"“{clip(text)}” is no number"
+    quoted = f"“{clip(text)}” cannot be read as a number"
     bare = re.sub("[ ,'’\u00a0\u202f]", "", text)
     if re.fullmatch(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", text, re.IGNORECASE):
         cure = f"write the decimal point as a point, {clip(text.replace(',', '.'))}"
@@ -141,9 +143,9 @@ def _no_number(text: str) -> str:
             f", or thousands without a comma, {clip(bare)}" if re.search(r",[0-9]{3}$", text) else ""
         )
     if re.fullmatch(r"[+-]?[0-9]{1,3}([ ,'’\u00a0\u202f][0-9]{3})+(\.[0-9]*)?", text):
-        return f"{quoted}: leave out what groups the digits, {clip(bare)}"
+        return f"{quoted}: leave out the separators, {clip(bare)}"
     if re.search("[½⅓⅔¼¾⅕⅛]", text):
-        return f"{quoted}: write a fraction with a slash or a point, 1/2 or 0.5"
+        return f"{quoted}: write the fraction as 1/2 or 0.5"
     if re.fullmatch(r"[0-9a-f]*[a-f][0-9a-f]*", text, re.IGNORECASE) and text[0] in "0123456789":
-        return f"{quoted}: a hex pattern starts with 0x, 0x{clip(text)}"
+        return f"{quoted}: a hex pattern starts with 0x: 0x{clip(text)}"
     return f"{quoted}: {_EXAMPLES}"

@@ -52,9 +52,9 @@ def work_dtype(x: Tensor, fmt: FloatFormat) -> torch.dtype:
     Raises TypeError unless x is a tensor of real floating-point numbers.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"a tensor is rounded, and this is a {type(x).__name__}: wrap it in torch.tensor(…)")
+        raise TypeError(f"expected a tensor, not a {type(x).__name__}: wrap it in torch.tensor(…)")
     if not x.is_floating_point():
-        raise TypeError(f"floating-point numbers are rounded, and this tensor is {x.dtype}: convert it with .float()")
+        raise TypeError(f"only floating-point tensors are rounded, and this one is {x.dtype}: convert it with .float()")
     wide = (
         fmt.significand_bits > FP32.significand_bits
         or fmt.max_exponent > FP32.max_exponent
@@ -74,12 +74,12 @@ def binade(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def overflow_(rounded: Tensor, fmt: FloatFormat) -> Tensor:
-    """Turn, in place, what is past the largest number into what the format makes of it: inf or, without inf, the largest.
+    """Replace, in place, anything past the largest number by inf or, in a format without inf, by the largest number.
 
     Raises ValueError for NaN in a format that has none.
     """
     if fmt.specials == "finite" and rounded.isnan().any():
-        raise ValueError(f"{fmt.name} has no NaN, and the tensor does: look for it with x.isnan() before rounding")
+        raise ValueError(f"{fmt.name} has no NaN, but the tensor does: find it with x.isnan() before rounding")
     if fmt.specials != "ieee":
         return rounded.clamp_(-fmt.max, fmt.max)  # which leaves NaN as it is
     if rounded.numel() == 0:

@@ -28,10 +28,10 @@ class Fields(NamedTuple):
 def split(pattern: int, fmt: FloatFormat) -> Fields:
     """Cut a pattern into its fields: 0xC000 in fp16 → (1, 16, 0).
 
-    Raises TypeError for a pattern that is no int, ValueError for one outside the format.
+    Raises TypeError for a pattern that is not an int, ValueError for one outside the format.
     """
     if isinstance(pattern, bool) or not hasattr(pattern, "__index__"):
-        raise TypeError(f"a pattern is an int, like 0x3C00, and this is a {type(pattern).__name__}: {pattern!r}")
+        raise TypeError(f"a pattern is an int, such as 0x3C00, not a {type(pattern).__name__}: {pattern!r}")
     pattern = operator.index(pattern)
     if not 0 <= pattern < 2**fmt.bits:
         raise ValueError(
@@ -76,11 +76,12 @@ def encode(value: float | Fraction, fmt: FloatFormat) -> int:
     """Return the pattern nearest to a value, ties to the even pattern: 2049 in fp16 → 0x6800, which is 2048.
 
     A value past the largest number by half a step or more becomes inf; the largest number in a format without inf
-    (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode, torch's since 2.12; the other mode, ml_dtypes', gives NaN.
-    Without significand bits no pattern ends a binade in 0 or 1, and a tie goes up, as IEEE 754-2019 §4.3.1 has it.
+    (fp8 E4M3, fp6, fp4). For E4M3 that is OCP's saturating mode. torch.Tensor.to has it in 2.13 and 2.15; in 2.6 (and by
+    its headers still in 2.12) it has the other mode, NaN for everything past 464, as ml_dtypes has.
+    Without significand bits "even" has no meaning, and a tie goes up, as IEEE 754-2019 §4.3.1 has it.
 
-    value: a float, an int or, for an exact decimal, a Fraction; a NumPy or torch scalar will do
-    Raises TypeError for what is no number, ValueError for NaN in a format that has none.
+    value: a float, an int, a NumPy or torch scalar; for an exact decimal, a Fraction
+    Raises TypeError for anything but a number, ValueError for NaN in a format that has none.
     """
     value = _number(value)
     if value != value:
@@ -118,7 +119,7 @@ def ulp(value: float | Fraction, fmt: FloatFormat) -> float:
     It doubles at each power of two and is constant below the smallest normal number. A power of two has the spacing
     above it. inf for a value that becomes inf, NaN for NaN, as with `math.ulp`.
 
-    Raises TypeError for what is no number.
+    Raises TypeError for anything but a number.
     """
     value = _number(value)
     if value != value:
@@ -139,7 +140,9 @@ def neighbours(pattern: int, fmt: FloatFormat) -> tuple[float, float]:
     if kind(pattern, fmt) == "NaN":
         return math.nan, math.nan
     half = 2 ** (fmt.bits - 1)
-    ordered = -(pattern - half) if pattern >= half else pattern  # the patterns of one sign stand in order of value
+    ordered = (
+        -(pattern - half) if pattern >= half else pattern
+    )  # for one sign, patterns are in the order of their values
     last = fmt.max_pattern + (fmt.specials == "ieee")
 
     def value(number: int) -> float:
@@ -164,7 +167,7 @@ def _number(value: Any) -> float | Fraction:
         return int(value)
     if isinstance(value, (str, bytes, complex)):
         raise TypeError(
-            f"a number is written, and this is a {type(value).__name__}: {value!r}. Fraction(text) reads a decimal"
+            f"a number is needed here, not a {type(value).__name__}: {value!r}. Fraction(text) reads a decimal"
         )
     try:
         near = float(value)
@@ -172,7 +175,7 @@ def _number(value: Any) -> float | Fraction:
             return Fraction(*value.as_integer_ratio())
         return near
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"a number is written, and this is a {type(value).__name__}, which is not one") from None
+        raise TypeError(f"a number is needed here, not a {type(value).__name__}") from None
 
 
 def _power_of_two(exponent: int) -> Fraction:

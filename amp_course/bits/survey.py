@@ -15,7 +15,7 @@ _MANY = 2**16
 def values_between(low: float, high: float, fmt: FloatFormat) -> list[float]:
     """Return the format's values from low to high, both rounded to the format first: 0, 6, fp4 → [0, 0.5, 1, … 6].
 
-    Patterns of one sign stand in the order of their values, so this counts through them.
+    Patterns of one sign are in the order of their values, so this counts through them.
 
     Raises ValueError for a negative or infinite end, low above high, or more than 65,536 values.
     """
@@ -41,7 +41,7 @@ def values_per_binade(fmt: FloatFormat) -> dict[int, int]:
     """
     if fmt.max_pattern > _MANY:
         raise ValueError(
-            f"{fmt.name} has {fmt.max_pattern:,} positive patterns: this counts them one by one, up to 65,536"
+            f"{fmt.name} has {fmt.max_pattern:,} positive patterns: this function counts them one by one, and only up to 65,536"
         )
     exponents = (math.frexp(decode(pattern, fmt))[1] - 1 for pattern in range(1, fmt.max_pattern + 1))
     return dict(sorted(Counter(exponents).items()))

@@ -1,6 +1,6 @@
-"""Bias attention by distance (ALiBi): the right way, and the ways in which a low format takes neighbours for one another.
+"""Bias attention by distance (ALiBi): the right way, and how a low-precision format confuses neighbours.
 
-The bias of a key is −slope · distance: zero for the token itself, lower the further back it stands.
+The bias of a key is −slope · distance: zero for the token itself, lower the further back it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def alibi_slopes(heads: int) -> Tensor:
     Source: Press et al. 2022 (arXiv:2108.12409), section 3, and the authors' code for other numbers.
     """
     if heads < 1:
-        raise ValueError(f"{heads} heads have no slopes: pass at least 1")
+        raise ValueError(f"ALiBi needs at least 1 head, not {heads}")
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     slopes += [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (heads - power), 2)]
@@ -40,7 +40,7 @@ def alibi_bias(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """
     for positions in (queries, keys):
         if positions.is_floating_point():
-            raise TypeError(f"positions are integers, and these are {positions.dtype}: pass torch.arange(n)")
+            raise TypeError(f"positions have to be integers, not {positions.dtype}: pass torch.arange(n)")
     distance = queries[:, None] - keys[None, :]
     return -slopes.float()[:, None, None] * distance
 
@@ -49,8 +49,3 @@ def bias_from_cast_ids(slopes: Tensor, queries: Tensor, keys: Tensor, fmt: Float
     """Return the bias with position ids rounded before they are subtracted: the fault. Shapes as `alibi_bias`."""
     distance = round_to(queries.float(), fmt)[:, None] - round_to(keys.float(), fmt)[None, :]
     return -slopes.float()[:, None, None] * distance
-
-
-def attention_to_last(bias: Tensor) -> Tensor:
-    """Return the weights of equal keys under a bias, softmax over the last dimension: what the bias alone prefers."""
-    return torch.softmax(bias, dim=-1)

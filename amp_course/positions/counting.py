@@ -1,6 +1,6 @@
 """Count which integer positions a format can tell apart, from its few constants: no tensor, whatever the length.
 
-The argument behind all of it: the patterns of positive numbers stand in order of value, so once the spacing is 1 or
+The argument behind all of it: the patterns of positive numbers are in the order of their values, so once the spacing is 1 or
 more, every pattern is the rounding of some integer, and counting values is subtracting patterns.
 
 A position past the range becomes inf or, in a format without inf (fp8 E4M3, fp6, fp4), the largest number. All of those
@@ -79,9 +79,7 @@ def last_exact(fmt: FloatFormat) -> int:
     Raises ValueError for a format that does not hold 1.
     """
     if fmt.smallest_subnormal > 1 or fmt.max < 1:
-        raise ValueError(
-            f"{fmt.name} does not hold 1, so it cannot count: its bias of {fmt.bias} moves it away from there"
-        )
+        raise ValueError(f"{fmt.name} cannot represent 1, so it cannot count: its bias is {fmt.bias}")
     return int(min(2 ** (fmt.significand_bits + 1), fmt.max))
 
 
@@ -105,7 +103,7 @@ def position_values(n: int, fmt: FloatFormat, start: int = 0) -> Tensor:
     """
     if checked_length(n) > LONGEST:
         raise ValueError(
-            f"{n} positions are too many to round one by one: 2^53 is the end, and the counts above need none"
+            f"{n} positions are too many to round one by one: the limit is 2^53. The counting functions have no such limit"
         )
     return round_to(torch.arange(checked_length(start), n, dtype=torch.float64), fmt)
 
@@ -120,7 +118,7 @@ def checked_length(n: Any) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(n, bool) or getattr(n, "dtype", None) in (bool, torch.bool):
-        raise TypeError(f"a number of positions is an int, and this is {n!r}: tokens are counted, so pass int(…)")
+        raise TypeError(f"the number of positions has to be an int, not {n!r}: pass int(…)")
     if number < 0:
-        raise ValueError(f"{number} positions cannot be: pass 0 or more")
+        raise ValueError(f"the number of positions is {number}, and cannot be negative")
     return number

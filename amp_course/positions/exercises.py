@@ -1,4 +1,4 @@
-"""The five exercises of chapter 03; `ALL` lists them in order. The judging stands in `judges/`."""
+"""The five exercises of chapter 03; `ALL` lists them in order. The code that judges is in `judges/`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ find_collision = Exercise(
     minutes=5,
     lines=1,
     hints=(
-        "Up to which integer has every one enough digits? bf16 stores 7 bits and counts to 256.",
-        "A normal number has a hidden 1 in front, so m stored bits are m + 1 digits: they write every integer below "
-        "2^(m + 1), and 2^(m + 1) is a power of two.",
-        "The integer after that lies halfway between two numbers, and the tie goes to the even one, 2^(m + 1).",
+        "Up to which integer are there enough bits for every one? bf16 stores 7 and counts to 256.",
+        "A normal number has a hidden 1 in front, so M stored bits make M + 1: they write every integer below "
+        "2^(M + 1), and 2^(M + 1) is a power of two.",
+        "The integer after that lies halfway between two numbers, and the tie goes to the even one, 2^(M + 1).",
     ),
     judge=counting.judge_collision,
     why="One number tells how long a context may be before position ids in this format are wrong: 256 in bf16, 2,048 in fp16.",
@@ -41,16 +41,16 @@ count_ids = Exercise(
     lines=10,
     hints=(
         "How many values of bf16 lie from 256 up to, but without, 512? And from 512 to 1,024? Look at the spacing.",
-        "With p = `fmt.significand_bits` + 1 digits, every integer up to 2^p counts. Each later binade, from a power of two to "
-        "the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
+        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p has an id of its own. Each later binade, from a power "
+        "of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
         "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`, and `round((n - 1) / step)` counts steps, ties to "
         "even as a cast does; with Fraction there is no rounding before. Add 2^(p−1) values for each binade before. Past "
         "`fmt.max`, half a step further, it is inf: one more than all values up to `fmt.max`.",
     ),
     judge=counting.judge_count,
     why="The count grows with the logarithm of the length: a bf16 id has 1,409 values for 131,072 tokens.",
-    alternative="patterns of positive numbers stand in order of value, so `encode(n - 1, fmt) - encode(2**p, fmt)` counts the "
-    "values past 2^p, inf included.",
+    alternative="patterns of positive numbers are in the order of their values, so `encode(n - 1, fmt) - encode(2**p, fmt)` "
+    "counts the values past 2^p, inf included.",
     seconds=30.0,
 )
 
@@ -84,8 +84,8 @@ exact_alibi = Exercise(
     number=4,
     title="ALiBi for long contexts",
     task="Write `alibi`: the bias −slope · (query − key), of shape (heads, queries, keys), exact in float32 for positions up to "
-    "a million, under autocast too, and for slopes that come in bf16. Keys after their query are masked elsewhere: what stands "
-    "there is up to you.",
+    "a million, under autocast too, and for slopes that come in bf16. Keys after their query are masked elsewhere: your values "
+    "there do not matter.",
     difficulty=2,
     importance=3,
     minutes=8,
@@ -107,14 +107,14 @@ catch_fault = Exercise(
     number=5,
     title="Write the test that would have caught it",
     task="Write `test_rope(rope)`: it raises AssertionError for a RoPE that loses its place, and returns nothing for a right "
-    "one. It is run against two right and three broken ones; the layout of their channels and their base are not yours to know.",
+    "one. It is run against two right and three broken ones; you are not told the layout of their channels, nor their base.",
     difficulty=4,
     importance=5,
     minutes=15,
     lines=12,
     hints=(
         "What does RoPE promise, whatever its layout and base? That holds between two numbers, not between two tensors.",
-        "The score q · k of a query and a key that stand 3 apart is the same everywhere. Where, in which dtype and in which "
+        "The score q · k of a query and a key that are 3 apart is the same everywhere. Where, in which dtype and in which "
         "region do the three faults show?",
         "For x in float32 and bf16, with autocast off and on: `scores = (rope(q, starts + 3) * rope(k, starts)).float().sum(-1)` "
         "for starts from 0 to some thousands, q and k expanded to (len(starts), d). `assert` that they differ by less than a "

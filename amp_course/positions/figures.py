@@ -19,7 +19,10 @@ _WRONG, _RIGHT = COLOURS["amp_fp16"], COLOURS["fp32"]
 
 def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     """Draw the number of distinct ids over the context length, one line a format: {"bf16": [(512, 385), …]}."""
-    figure, axis = new_figure(7.2, 3.4)
+    ends = ", ".join(f"{name} {points[-1][1]:,}" for name, points in counts.items())
+    longest = max(points[-1][0] for points in counts.values())
+    alt = f"Distinct position ids against context length; of {longest:,} tokens each format has: {ends}."
+    figure, axis = new_figure(7.2, 3.4, alt=alt)
     heights: list[float] = []
     for name, points in sorted(counts.items(), key=lambda item: -item[1][-1][1]):
         lengths, distinct = zip(*points, strict=True)
@@ -42,7 +45,9 @@ def distinct_figure(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
 
 def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
     """Draw tokens in a row, one strip a name; a box is one id, as wide as the tokens that share it."""
-    figure, axes = new_figure(7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False)
+    told = "; ".join(f"{name}: {', '.join(str(run.count) for run in runs)}" for name, runs in strips.items())
+    alt = f"Strips of tokens; each box is one id, as wide as the number of tokens that share it. {told}."
+    figure, axes = new_figure(7.2, 0.35 + 0.95 * len(strips), rows=len(strips), squeeze=False, alt=alt)
     for axis, (name, runs) in zip(axes[:, 0], strips.items(), strict=True):
         _strip(axis, runs)
         axis.set_title(name, loc="left", fontsize=9, color=INK)
@@ -51,7 +56,16 @@ def runs_figure(strips: Mapping[str, Sequence[Run]]) -> Figure:
 
 def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figure:
     """Draw angle errors by position and channel pair, one map a name: {"position ids cast": (n, channels) radians}."""
-    figure, axes = new_figure(7.6, 4.6, columns=2, rows=(len(errors) + 1) // 2, sharex=True, sharey=True, squeeze=False)
+    worst = "; ".join(f"{name} {error.max().item():.2g}" for name, error in errors.items())
+    alt = f"Maps of the angle's error by position, up to {last_position:,}, and channel pair. Largest error in radians: {worst}."
+    shape: dict[str, Any] = {
+        "columns": 2,
+        "rows": (len(errors) + 1) // 2,
+        "sharex": True,
+        "sharey": True,
+        "squeeze": False,
+    }
+    figure, axes = new_figure(7.6, 4.6, alt=alt, **shape)
     for axis, (name, error) in zip(axes.flat, errors.items(), strict=True):
         image = axis.imshow(
             error.T.numpy().clip(1e-4),
@@ -73,14 +87,23 @@ def angle_error_figure(errors: Mapping[str, Tensor], last_position: int) -> Figu
 
 
 def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: int) -> Figure:
-    """Draw q·k of one query and key at a fixed offset over where the pair stands, one small axis a name; the right one last."""
-    figure, axes = new_figure(7.6, 4.0, columns=2, rows=(len(scores) + 1) // 2, sharex=True, sharey=True, squeeze=False)
+    """Draw q·k of one query and key at a fixed offset over their position, one small axis a name; the right one last."""
+    spreads = {name: (values.max() - values.min()).item() for name, values in scores.items()}
+    told = "; ".join(f"{name} {spread:.2g}" for name, spread in spreads.items())
+    alt = f"The score of one query and one key, {offset} apart, along the context. Spread, 0 if the score is flat: {told}."
+    shape: dict[str, Any] = {
+        "columns": 2,
+        "rows": (len(scores) + 1) // 2,
+        "sharex": True,
+        "sharey": True,
+        "squeeze": False,
+    }
+    figure, axes = new_figure(7.6, 4.0, alt=alt, **shape)
     for number, (axis, (name, values)) in enumerate(zip(axes.flat, scores.items(), strict=True), 1):
         axis.plot(starts, values, ".", ms=2, color=_RIGHT if number == len(scores) else _WRONG)
-        spread = (values.max() - values.min()).item()
-        axis.set_title(f"{name}: spread {spread:.2g}", loc="left", fontsize=9, color=INK)
+        axis.set_title(f"{name}: spread {spreads[name]:.2g}", loc="left", fontsize=9, color=INK)
     for axis in axes[-1]:
-        axis.set_xlabel(f"position of the key; the query stands {offset} further on", fontsize=8)
+        axis.set_xlabel(f"position of the key; the query is {offset} further on", fontsize=8)
     for row in axes:
         row[0].set_ylabel("score", fontsize=8)
     return figure
@@ -88,7 +111,9 @@ def offset_score_figure(starts: Tensor, scores: Mapping[str, Tensor], offset: in
 
 def alibi_figure(keys: Tensor, wrong: tuple[str, Tensor], right: tuple[str, Tensor]) -> Figure:
     """Draw the ALiBi bias of the last keys, as the last query sees them: keys (n,), and two named biases (n,)."""
-    figure, axis = new_figure(7.2, 2.6)
+    steps = "; ".join(f"{name}: {bias.unique().numel()} different biases" for name, bias in (right, wrong))
+    alt = f"ALiBi bias of the last {len(keys)} keys. {steps}."
+    figure, axis = new_figure(7.2, 2.6, alt=alt)
     for (name, bias), colour, style, marker in ((right, _RIGHT, "-", "."), (wrong, _WRONG, "--", "s")):
         axis.plot(keys, bias, ls=style, lw=1.2, marker=marker, ms=4, color=colour, label=name)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
@@ -105,7 +130,9 @@ def cliff_figure(
 
     chance: the accuracy of a guess; marks: positions to mark, such as the first collision
     """
-    figure, axis = new_figure(7.2, 3.4)
+    ends = ", ".join(f"{name} {seeds[0][0][1]:.2f} and {seeds[0][-1][1]:.2f}" for name, seeds in curves.items())
+    alt = f"Accuracy by position; at the first and the last positions: {ends}, a guess {chance:.2f}."
+    figure, axis = new_figure(7.2, 3.4, alt=alt)
     for (name, seeds), (colour, style, marker) in zip(
         curves.items(), ((COLOURS["fp32"], "-", "o"), (COLOURS["amp_bf16"], "--", "x")), strict=True
     ):
@@ -135,9 +162,10 @@ def cliff_figure(
 
 def sharing_figure(shown: Sharing) -> Figure:
     """Draw what `CollisionExplorer` shows: the last tokens with their ids, and RoPE's two similarity maps."""
-    figure, axes = new_figure(7.2, 4.9, rows=2, height_ratios=[1, 3.6])
-    _strip(axes[0], shown.runs)
     under = f"{shown.distinct:,} ids for {shown.n:,} tokens; the last {shown.n - shown.start} are shown"
+    alt = f"Ids in {shown.fmt.name}, {under}, with two maps of RoPE's similarity: with exact ids, and with these."
+    figure, axes = new_figure(7.2, 4.9, rows=2, height_ratios=[1, 3.6], alt=alt)
+    _strip(axes[0], shown.runs)
     title(axes[0], f"Ids in {shown.fmt.name}", under)
     cell = axes[1].get_subplotspec().subgridspec(1, 2)
     axes[1].remove()

@@ -15,11 +15,11 @@ from amp_course.bits.nearest import is_finite
 from amp_course.bits.parse import clip, read_number
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.positions.figures import sharing_figure
+from amp_course.positions.panel_html import collision_view
 from amp_course.positions.sharing import share
-from amp_course.positions.views import collision_view
 
 LONGEST, WIDEST, LARGEST_BASE = 2**40, 1024, 10**12
-_CHARACTERS = 100  # that are read of what is typed
+_CHARACTERS = 100  # the longest input that is read
 _GROUPED = re.compile("[0-9]{1,3}(,[0-9]{3})+")
 _EXAMPLES = {"a context length": "4096 or 2^17", "a base": "10000", "a head size": "64"}
 _NARROW = widgets.Layout(width="18em")
@@ -28,7 +28,7 @@ _NARROW = widgets.Layout(width="18em")
 class CollisionExplorer(Panel):
     """Format, context length, base and head size; a test drives it: panel.length.value = "4096".
 
-    `panel.shown` holds what is shown, a `Sharing`. What cannot be read is told, and the view stays as it was.
+    `panel.shown` holds what is shown, a `Sharing`. Input that cannot be read is explained, and the view stays unchanged.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class CollisionExplorer(Panel):
 
     def _redraw(self, change: Any = None) -> None:
         try:
-            n = whole_number(self.length.value, "a context length", "tokens are counted", 1, LONGEST)
+            n = whole_number(self.length.value, "a context length", "tokens", 1, LONGEST)
             base = base_number(self.base.value)
-            head_size = whole_number(self.head_size.value, "a head size", "channels are counted", 2, WIDEST)
+            head_size = whole_number(self.head_size.value, "a head size", "channels", 2, WIDEST)
             shown = share(self.format.value, n, base, head_size)
         except ValueError as error:
             return self.tell(f"<b>Nothing changed.</b> {escape(str(error))}.")
@@ -78,15 +78,16 @@ class CollisionExplorer(Panel):
         return sharing_figure(self.shown)
 
 
-def whole_number(text: str, what: str, why: str, least: int, most: int) -> int:
+def whole_number(text: str, what: str, unit: str, least: int, most: int) -> int:
     """Read a whole number from `least` to `most`: "2^12" → 4096.
 
     Raises ValueError with the cause and the cure for anything else that can be typed.
     """
     number = _finite(text, what)
     if number.denominator != 1:
-        near = int(number)
-        raise ValueError(f"“{clip(text)}” is not {what}: {why} in whole numbers, such as {near - near % 2}")
+        near = min(max(int(number), least, 2), most)
+        near -= near % 2  # so that it will do for channels too
+        raise ValueError(f"“{clip(text)}” is not {what}: {unit} come in whole numbers. Type {near}, for example")
     if number < least:
         raise ValueError(f"“{clip(text)}” is too small for {what}: type {least} or more")
     if number > most:
@@ -98,21 +99,21 @@ def base_number(text: str) -> float:
     """Read RoPE's base, a number above 1: "5e5" → 500000.0. Raises ValueError with the cause and the cure."""
     number = _finite(text, "a base")
     if not 1 < number <= LARGEST_BASE:
-        raise ValueError(f"“{clip(text)}” is no base for RoPE: type a number above 1, such as 10000, up to 1e12")
+        raise ValueError(f"“{clip(text)}” is not a base for RoPE: type a number above 1 and up to 1e12, such as 10000")
     return float(number)
 
 
 def _finite(text: str, what: str) -> Fraction:
     plain = text.strip().replace("−", "-")
-    if _GROUPED.fullmatch(plain):  # as the view writes its own counts
+    if _GROUPED.fullmatch(plain):  # as the view shows its counts
         plain = plain.replace(",", "")
     try:
         number = read_number(plain) if 0 < len(plain) <= _CHARACTERS else None
     except ValueError:
         number = None
     if number is None or not is_finite(number):
-        typed = f"“{clip(text)}” is not" if plain else "The field is empty and wants"
-        raise ValueError(f"{typed} {what}: type a number such as {_EXAMPLES[what]}")
+        wrong = f"“{clip(text)}” is not {what}" if plain else f"The field is empty, and {what} is needed"
+        raise ValueError(f"{wrong}: type a number such as {_EXAMPLES[what]}")
     return Fraction(number)
 
 

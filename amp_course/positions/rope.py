@@ -1,4 +1,4 @@
-"""Turn queries and keys by their position (RoPE), rightly or with one of the faults that were shipped, to compare them.
+"""Turn queries and keys by their position (RoPE): the right way, or with one of the faults that real libraries shipped.
 
 A head of size d is d/2 pairs of channels. Channel pair c turns by the angle position · base^(−2c/d), so that the score
 of a query and a key depends on how far they are apart and on nothing else. Faults are made by rounding a step into a
@@ -23,7 +23,7 @@ Fault = Literal["ids", "frequencies", "angles", "matmul", "none"]
 FAULTS: dict[Fault, str] = {
     "ids": "position ids cast",
     "frequencies": "inverse frequencies cast",
-    "angles": "cos and sin computed low",
+    "angles": "angles cast",
     "matmul": "outer product as a matmul under autocast",
     "none": "float32 throughout, cast last",
 }
@@ -51,9 +51,11 @@ class Rope:
     def __post_init__(self) -> None:
         check_head_size(self.head_size)
         if not (self.base > 1 and math.isfinite(self.base)):
-            raise ValueError(f"a base of {self.base} gives no falling frequencies: choose one above 1, as 10,000")
+            raise ValueError(
+                f"the base has to be above 1, such as 10,000, not {self.base}: the frequencies fall with it"
+            )
         if self.fault not in FAULTS:
-            raise ValueError(f"there is no fault {self.fault!r}: choose one of {', '.join(FAULTS)}")
+            raise ValueError(f"unknown fault {self.fault!r}: choose one of {', '.join(FAULTS)}")
         if self.fault == "matmul" and self.fmt.bits != 16:
             raise ValueError(f"autocast has no {self.fmt.name} on a CPU: it casts to bf16 or fp16")
 
@@ -112,7 +114,7 @@ def turn_error(rope: Rope, positions: Tensor) -> Tensor:
 def fixed_offset_scores(rope: Rope, starts: Tensor, offset: int, seed: int = 0) -> Tensor:
     """Return q·k of one drawn query and key, `offset` apart, at each start: (n,), all equal if the RoPE is right.
 
-    starts: (n,) positions of the key; the query stands `offset` further on. Scaled so that q·k unturned is 1.
+    starts: (n,) positions of the key; the query is `offset` further on. Scaled so that q·k unturned is 1.
     """
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(rope.head_size, generator=generator)
@@ -137,9 +139,9 @@ def similarity(ids: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
 def check_head_size(head_size: Any) -> None:
     """Raise TypeError for a head size that is no int, ValueError for one that is odd or not positive."""
     if isinstance(head_size, bool) or not isinstance(head_size, int):
-        raise TypeError(f"a head size is an int, and this is {head_size!r}: pass the number of channels of one head")
+        raise TypeError(f"a head size has to be an int, not {head_size!r}: pass the number of channels of one head")
     if head_size < 2 or head_size % 2:
         raise ValueError(
-            f"a head of {head_size} channels cannot be turned in pairs: RoPE needs an even head size of at least 2, "
+            f"{head_size} channels cannot be rotated in pairs: RoPE needs an even head size of at least 2, "
             f"such as {max(2, head_size + head_size % 2)}"
         )

@@ -1,6 +1,6 @@
 """Gather what `CollisionExplorer` shows: who shares a position id in a format, and what RoPE makes of that.
 
-Plain data; `views.py` and `figures.py` draw it.
+Plain data; `panel_html.py` and `figures.py` draw it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def share(fmt: FloatFormat, n: int, base: float = 10_000.0, head_size: int = 64)
     Raises TypeError and ValueError as `distinct_positions` and `Rope` do, and ValueError for no tokens at all.
     """
     if n < 1:
-        raise ValueError(f"a context of {n} tokens has nobody to share a position: ask for at least 1")
+        raise ValueError(f"a context needs at least 1 token, not {n}")
     start = max(0, n - WINDOW)
     ids = position_values(n, fmt, start)
     exact = torch.arange(start, n, dtype=torch.float64)

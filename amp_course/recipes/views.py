@@ -10,7 +10,7 @@ from amp_course.kit.style import KEPT
 from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text
 from amp_course.recipes.reach import Reach
 from amp_course.recipes.table import Bytes, Measured
-from amp_course.underflow.views import percent
+from amp_course.underflow.panel_html import percent
 
 Side = tuple[Measured, Reach]
 _WIDTH, _LEFT, _RIGHT, _TALL, _ROW = 660, 96, 610, 26, 68

@@ -13,7 +13,7 @@ from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
 from amp_course.kit.style import ZONES as LOOKS
 from amp_course.scaler.timeline import Timeline
 from amp_course.scaler.window import Window
-from amp_course.underflow.views import percent
+from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram
 
 

@@ -9,7 +9,7 @@ from amp_course.bits.numerals import raised
 from amp_course.kit.style import ZONES as LOOKS
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
 from amp_course.scaler.window import SPARE, Window
-from amp_course.underflow.views import percent, range_view
+from amp_course.underflow.panel_html import percent, range_view
 from amp_course.underflow.zones import ZONES, ZoneHistogram
 
 Sweep = Mapping[int, Mapping[str, float]]  # exponent of the loss scale → zone → share

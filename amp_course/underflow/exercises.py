@@ -1,4 +1,4 @@
-"""The six exercises of chapter 02; `ALL` lists them in order. The judging stands in `judges/`."""
+"""The six exercises of chapter 02; `ALL` lists them in order. The code that judges is in `judges/`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ smallest_step = Exercise(
     number=1,
     title="The smallest step from 1",
     task="Write `smallest_step(dtype)`: the smallest positive x of the dtype for which 1 + x, computed in that dtype, is not 1. "
-    "Find it by adding; `torch.finfo` is shut for this one.",
+    "Find it by adding; `torch.finfo` is off limits.",
     difficulty=2,
     importance=4,
     minutes=8,
     lines=6,
     hints=(
         "Which powers of two can you add to 1 and see a difference? Halve until you see none. And then: is x a power of two?",
-        "A sum that is no number of the format goes to the nearer one, and from exactly the middle to the even one. The largest "
-        "power of two that does nothing lies in such a middle.",
+        "A sum that is not a number of the format goes to the nearer one, and from exactly the middle to the even one. The "
+        "largest power of two that does nothing lands on such a middle.",
         "Start with `x = torch.ones((), dtype=dtype)`; while `one + x != one`, halve it. What comes right after the x that is "
         "left? `torch.nextafter(x, one)`.",
     ),
     judge=rounding.judge_smallest_step,
     why="An update smaller than this fraction of its weight does nothing at all: it is the number behind master weights.",
-    alternative="bisect the bit patterns: positive floats stand in the order of their patterns, "
+    alternative="bisect the bit patterns: positive floats are in the order of their patterns, "
     "`torch.tensor(pattern, dtype=torch.int16).view(torch.float16)`.",
 )
 
@@ -57,8 +57,8 @@ safe_softmax = Exercise(
     name="safe_softmax",
     number=3,
     title="A softmax that survives",
-    task="Write `safe_softmax(logits, mask)` for fp16 logits as large as 100 and a mask, both (rows, n). True in the mask may be "
-    "seen. What is masked gets exactly 0, a row in which everything is masked is all 0, and fp16 comes back.",
+    task="Write `safe_softmax(logits, mask)` for fp16 logits as large as 100 and a mask, both (rows, n). True in the mask means "
+    "visible. What is masked gets exactly 0, a row in which everything is masked is all 0, and fp16 comes back.",
     difficulty=3,
     importance=5,
     minutes=12,
@@ -87,7 +87,7 @@ steady_sum = Exercise(
     minutes=6,
     lines=4,
     hints=(
-        "Where is the number kept that grows?",
+        "Where does the growing number live?",
         "Casting at the end is too late: the terms are already gone. What has to be wide is the total, all the time.",
         "`total = torch.zeros_like(terms[0], dtype=torch.float32)`; then `total += term` for each. An addition in place keeps "
         "the dtype of the left side.",
@@ -142,7 +142,7 @@ stochastic_rounding = Exercise(
     judge=chance.judge,
     why="With it, pure bf16 weights can learn without master copies: an update of a tenth of a spacing moves one weight in ten.",
     alternative="on bits: add a random 16-bit integer to the float32 pattern and clear its low 16 bits, which gives bf16. There "
-    "the sign is apart, so cutting off rounds both signs alike.",
+    "the sign is a bit of its own, so cutting off rounds both signs alike.",
 )
 
 ALL = (smallest_step, lost_fraction, safe_softmax, steady_sum, master_sgd, stochastic_rounding)

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
-from amp_course.kit.style import ZONES as LOOKS
-from amp_course.underflow.views import percent
+from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
 _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32"))
@@ -22,7 +22,7 @@ _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32")
 _TOTALS = ((_FP16, "--"), (_BF16, "-."), (_FP32, "-"))
 _WAYS = ((_FP16, "--"), (INK, "-."), ("#CC79A7", "-"), (_FP32, ":"))
 _PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-"), (_BF16, ":"))
-_SEEN = 0.005  # of a layer's tallest bar: what is lower than that need not be in the picture
+_VISIBLE = 0.005  # of a layer's tallest bar: anything lower need not be in the picture
 
 
 def gradient_figure(
@@ -33,12 +33,14 @@ def gradient_figure(
     layers: name of the layer → its numbers, sorted by the zones of `fmt`
     """
     rows = len(layers)
+    lost = ", ".join(f"{name} {percent(histogram.share('lost'))}" for name, histogram in layers.items())
     figure, (axis, strips) = new_figure(
         7.6,
         1.6 + 0.27 * rows + 0.2 * len(formats),
         rows=2,
         sharex=True,
         height_ratios=[0.27 * rows, 0.2 * len(formats)],
+        alt=f"{head}: histograms of their sizes, layer by layer; lost in {fmt.name}: {lost}.",
     )
     for row, histogram in enumerate(layers.values()):
         _stack(axis, histogram, bottom=float(rows - 1 - row), tall=0.92)
@@ -53,13 +55,15 @@ def gradient_figure(
     axis.set_ylim(0, rows + 0.1)
     _zone_strips(strips, formats)
     figure.legend(handles=_legend(), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
-    title(axis, head, f"how many of each size, by what becomes of them in {fmt.name}")
+    title(axis, head, f"how many of each size, and what happens to them in {fmt.name}")
     return figure
 
 
 def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     """Draw one histogram over exponents by zone of a format, with the share of each zone."""
-    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2])
+    shares = {zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES}
+    alt = f"Histogram of numbers by size, and what happens to them in {fmt.name}: {', '.join(shares.values())}."
+    figure, (axis, strip) = new_figure(7.2, 3.2, rows=2, sharex=True, height_ratios=[2.4, 0.2], alt=alt)
     _stack(axis, histogram, bottom=0.0, tall=1.0)
     axis.set_yticks([])
     axis.tick_params(axis="x", length=0)
@@ -68,15 +72,16 @@ def range_figure(histogram: ZoneHistogram, fmt: FloatFormat) -> Figure:
     low, high = min(histogram.exponents, default=0), max(histogram.exponents, default=0)
     axis.set_xlim(min(low, below) - 3, max(high, above) + 4)
     _zone_strips(strip, [fmt])
-    handles = _legend({zone: f"{zone} {percent(histogram.share(zone))}" for zone in ZONES})
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
-    title(axis, f"What becomes of these numbers in {fmt.name}", "how many of each size")
+    figure.legend(handles=_legend(shares), fontsize=8, frameon=False, ncols=4, loc="outside lower center")
+    title(axis, f"What happens to these numbers in {fmt.name}", "how many of each size")
     return figure
 
 
 def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
-    """Draw totals as they grow: name → the total after each addition, beside the exact ones."""
-    figure, axis = new_figure(7.2, 3.0)
+    """Draw totals as they grow: name → the total after each addition, next to the exact ones."""
+    ends = "; ".join(f"{name} at {values[-1]:,.0f}" for name, values in totals.items())
+    alt = f"Running totals of {len(exact):,} additions; the exact one ends at {exact[-1]:,.0f}; {ends}."
+    figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(1, len(exact) + 1), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(totals.items(), _TOTALS, strict=False):
         axis.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=1.6, label=name)
@@ -90,7 +95,9 @@ def running_sums_figure(totals: Mapping[str, Sequence[float]], exact: Sequence[f
 
 def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]]) -> Figure:
     """Draw relative errors against the number of terms, both on log scales: name → one for each size, 0 left out."""
-    figure, axis = new_figure(7.2, 3.2)
+    ends = "; ".join(f"{name} {values[-1]:.1g}" for name, values in errors.items())
+    alt = f"Relative error of a sum against the number of terms; at {sizes[-1]:,} terms: {ends}."
+    figure, axis = new_figure(7.2, 3.2, alt=alt)
     for (name, values), (colour, style) in zip(errors.items(), _WAYS, strict=False):
         shown = [value or math.nan for value in values]  # an error of 0 has no place on a log scale
         axis.plot(sizes, shown, color=colour, ls=style, lw=1.6, marker="o", ms=3, label=name)
@@ -103,8 +110,10 @@ def sum_errors_figure(sizes: Sequence[int], errors: Mapping[str, Sequence[float]
 
 
 def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float]) -> Figure:
-    """Draw a weight after each update: name → its values, beside what exact arithmetic gives."""
-    figure, axis = new_figure(7.2, 3.0)
+    """Draw a weight after each update: name → its values, next to what exact arithmetic gives."""
+    ends = "; ".join(f"{name} at {values[-1]:.4g}" for name, values in weights.items())
+    alt = f"A weight over {len(exact)} updates; exact arithmetic ends at {exact[-1]:.4g}; {ends}."
+    figure, axis = new_figure(7.2, 3.0, alt=alt)
     axis.plot(range(len(exact)), exact, color=FAINT, lw=4, alpha=0.4, label="exact")
     for (name, values), (colour, style) in zip(weights.items(), _PATHS, strict=False):
         axis.step(range(len(values)), values, where="post", color=colour, ls=style, lw=1.6, label=name)
@@ -118,8 +127,8 @@ def updates_figure(weights: Mapping[str, Sequence[float]], exact: Sequence[float
 def _lowest(histogram: ZoneHistogram) -> int:
     """Return the lowest exponent whose bar can be seen."""
     heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
-    seen = zip(histogram.exponents, heights, strict=True)
-    return min((exponent for exponent, height in seen if height >= _SEEN * max(heights)), default=0)
+    bars = zip(histogram.exponents, heights, strict=True)
+    return min((exponent for exponent, height in bars if height >= _VISIBLE * max(heights)), default=0)
 
 
 def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> None:
@@ -127,7 +136,7 @@ def _stack(axis: Any, histogram: ZoneHistogram, bottom: float, tall: float) -> N
     unit = tall / max([*heights, 1])
     base = [bottom] * len(heights)
     for zone in ZONES:
-        colour, hatch = LOOKS[zone]
+        colour, hatch = ZONE_STYLES[zone]
         sizes = [count * unit for count in histogram.counts[zone]]
         axis.bar(
             histogram.exponents,
@@ -149,7 +158,7 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
     for row, fmt in enumerate(reversed(formats)):
         ends = [left, *(min(max(edge, left), right) for edge in edges(fmt)), right]
         for zone, (start, stop) in zip(ZONES, pairwise(ends), strict=True):
-            colour, hatch = LOOKS[zone]
+            colour, hatch = ZONE_STYLES[zone]
             axis.barh(row, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white", lw=0)
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
@@ -160,5 +169,5 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
 def _legend(names: Mapping[str, str] | None = None) -> list[Patch]:
     return [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=(names or {}).get(zone, zone))
-        for zone, (colour, hatch) in LOOKS.items()
+        for zone, (colour, hatch) in ZONE_STYLES.items()
     ]

@@ -1,4 +1,4 @@
-"""`RangeExplorer`: slide a distribution across the range of a format, and see what becomes of its numbers."""
+"""`RangeExplorer`: slide a distribution across the range of a format, and see what happens to its numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from amp_course.bits.formats import FORMATS, FP16
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.underflow.figures import range_figure
-from amp_course.underflow.views import range_view
+from amp_course.underflow.panel_html import range_view
 from amp_course.underflow.zones import ZoneHistogram, zone_histogram
 
 _NUMBERS = 50_000
@@ -19,7 +19,7 @@ _LONG = widgets.Layout(width="36em", max_width="100%")
 
 
 class RangeExplorer(Panel):
-    """Centre, spread, format and loss scale by slider and menu; the percentages are of numbers that were really rounded.
+    """Centre, spread, format and loss scale by slider and menu; the percentages come from actually rounding the numbers.
 
     The numbers' sizes are log-normal, as those of gradients nearly are: log2 of the size has the centre as its mean and the
     spread as its standard deviation. `panel.centre.value = -20` drives it in a test; `panel.histogram` is what it shows.
@@ -43,29 +43,28 @@ class RangeExplorer(Panel):
             layout=_LONG,
             tooltip="the typical size of a number, as a power of two",
         )
-        self.spread = widgets.FloatSlider(
-            value=4.0,
-            min=0.5,
-            max=12.0,
-            step=0.5,
-            readout_format=".1f",
+        self.spread = widgets.IntSlider(
+            value=4,
+            min=1,
+            max=12,
             description="spread",
             style=WIDE,
             layout=_LONG,
-            tooltip="the standard deviation of log2 of the size: two thirds lie within so many powers of two",
+            tooltip="the standard deviation of log2 of the size: two thirds of the numbers lie within this many powers of "
+            "two of the centre",
         )
         self.loss_scale = widgets.IntSlider(
             value=0,
             min=0,
             max=24,
-            description="times, 2 to the",
+            description="scale, 2 to the",
             style=WIDE,
             layout=_LONG,
-            tooltip="a loss scale: what all numbers are multiplied by before they are rounded",
+            tooltip="a loss scale: every number is multiplied by it before rounding",
         )
         self.histogram = self._count()
         controls = [self.format, self.centre, self.spread, self.loss_scale]
-        super().__init__("What becomes of these numbers?", controls, widgets.HTML())
+        super().__init__("RangeExplorer: what happens to these numbers?", controls, widgets.HTML())
         for control in controls:
             control.observe(self._redraw, names="value")
         self._redraw()
@@ -79,5 +78,5 @@ class RangeExplorer(Panel):
         self.view.value = range_view(self.histogram, self.format.value)
 
     def still(self) -> Figure:
-        """Return the histogram as it stands."""
+        """Return the current histogram."""
         return range_figure(self.histogram, self.format.value)

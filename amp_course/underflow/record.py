@@ -17,12 +17,12 @@ class GradientRecorder:
 
     with GradientRecorder(model) as recorder:
         loss_fn(model(x), y).backward()
-    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they came
+    recorder.weights["head"]     # (n,): the gradients of the layer's own parameters, in the order in which they arrived
     recorder.outputs["head"]     # (n,): the gradients that flowed into it from above, of the layer's output
 
-    A layer is a module without modules in it, or one that owns parameters; they stand in the order of the model. Several
+    A layer is a module without submodules, or one that owns parameters; layers are in the order of the model. Several
     backward passes are joined. The copies take as many bytes as the gradients, on the same device: open the block around a
-    few steps, not around a training. The model's results and gradients are not changed.
+    few steps, not around a whole training run. The model's results and gradients are not changed.
 
     Raises ValueError for a model in which nothing needs a gradient.
     """
@@ -30,7 +30,7 @@ class GradientRecorder:
     def __init__(self, model: nn.Module) -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(
-                f"no parameter of this {type(model).__name__} needs a gradient: there is nothing to record. Is it frozen?"
+                f"no parameter of this {type(model).__name__} needs a gradient: there is nothing to record. Is the model frozen?"
             )
         self._layers = {
             name or _ROOT: module
@@ -46,7 +46,9 @@ class GradientRecorder:
         for name, layer in self._layers.items():
             self._handles.append(layer.register_forward_hook(self._watch_output(name)))
             for parameter in layer.parameters(recurse=False):
-                if parameter.requires_grad and id(parameter) not in seen:  # a tied weight counts where it stands first
+                if (
+                    parameter.requires_grad and id(parameter) not in seen
+                ):  # a tied weight counts for the first layer that has it
                     seen.add(id(parameter))
                     self._handles.append(parameter.register_hook(_keep(self._of_weights.setdefault(name, []))))
         return self
@@ -81,7 +83,7 @@ class GradientRecorder:
         joined = {name: torch.cat(found[name]) for name in self._layers if found.get(name)}
         if not joined:
             raise ValueError(
-                "nothing was recorded: call the model and `backward()` inside of `with GradientRecorder(model):`"
+                "nothing was recorded: call the model and `backward()` inside `with GradientRecorder(model):`"
             )
         return joined
 

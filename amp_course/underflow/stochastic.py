@@ -1,4 +1,4 @@
-"""Round at random, so that what is lost in one rounding is, on average, given back by the others."""
+"""Round at random, so that on average nothing is lost."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def running_sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
     dtype: of the running total; by default the terms' own. torch.float32 is what "fp32 accumulation" means.
 
-    Raises ValueError unless the terms stand in one row of at least one number, TypeError for integers.
+    Raises ValueError unless the terms are one row of at least one number, TypeError for integers.
     Example: running_sum(torch.ones(10_000, dtype=torch.float16))[-1] → 2048
     """
     terms = _row(terms).to(dtype or terms.dtype)
@@ -49,7 +49,7 @@ def kahan_running_sum(terms: Tensor) -> Tensor:
 def pairwise_sum(terms: Tensor) -> Tensor:
     """Add neighbours, then neighbours of these, until one number is left: (n,) → (), the terms' dtype.
 
-    The numbers that meet are of like size, so there are log2(n) roundings on the way of each instead of n.
+    Numbers of similar size are added, and each goes through log2(n) roundings instead of n.
 
     Raises as `running_sum` does.
     Example: pairwise_sum(torch.ones(10_000, dtype=torch.float16)) → 10000
@@ -64,7 +64,9 @@ def pairwise_sum(terms: Tensor) -> Tensor:
 
 def _row(terms: Tensor) -> Tensor:
     if not terms.is_floating_point():
-        raise TypeError(f"these sums are of floating-point numbers, and the tensor is {terms.dtype}: convert it first")
+        raise TypeError(
+            f"these functions add floating-point numbers, and the tensor is {terms.dtype}: convert it first"
+        )
     if terms.dim() != 1 or len(terms) == 0:
-        raise ValueError(f"the terms have shape {tuple(terms.shape)}: give one row of at least one, x.flatten()")
+        raise ValueError(f"the terms have shape {tuple(terms.shape)}: pass a row of at least one, such as x.flatten()")
     return terms

@@ -63,9 +63,7 @@ def zone_fractions(tensor: Tensor, fmt: FloatFormat, loss_scale: float = 1.0) ->
         raise ValueError("the tensor is empty: it has no numbers to sort. Was its gradient ever computed?")
     nans = int(tensor.isnan().sum())
     if nans == tensor.numel():
-        raise ValueError(
-            "the tensor holds nothing but NaN: look for the op that made it, there is no range to see here"
-        )
+        raise ValueError("the tensor holds nothing but NaN: find the op that made it; there is no range to look at")
     counts = torch.bincount(zones.flatten().long() + 1, minlength=len(ZONES) + 1).tolist()
     counted = sum(counts[1:])
     lost, subnormal, normal, overflow = (count / max(counted, 1) for count in counts[1:])

@@ -35,6 +35,11 @@ def torch_cast(numbers, fmt):
     return torch.as_tensor(numbers).to(TORCH[fmt]).to(torch.float64).numpy()
 
 
+def torch_saturates_e4m3():
+    """Ask the torch at hand: 2.13 turns 1,000 into 448, 2.6 into NaN."""
+    return not torch.tensor(1000.0).to(torch.float8_e4m3fn).float().isnan().item()
+
+
 def midpoints(fmt):
     """Every fp32 midpoint between neighbouring values, the overflow's among them, with its two fp32 neighbours; both signs."""
     from amp_course.bits.scalar import decode

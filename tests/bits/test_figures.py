@@ -2,9 +2,12 @@
 
 import math
 
+import torch
+
 from amp_course.bits import figures as draw
 from amp_course.bits import formats as f
 from amp_course.bits.survey import gaps, values_between, values_per_binade
+from amp_course.kit.style import FORMAT_COLOURS, FORMAT_LINES, image_html
 
 
 def test_layouts_are_to_scale():
@@ -35,8 +38,41 @@ def test_ulp_lines_end_where_the_format_does():
     assert [math.isnan(y) for y in lines[0].get_ydata()] == [False] * 6 + [True] * 2
 
 
+def test_integers_end_where_a_line_crosses_the_mark():
+    """The claim, from torch itself: 2^(M + 1) is kept and the next integer is not; there the drawn line is at the mark."""
+    exponents = range(0, 18)
+    formats = [f.FP16, f.BF16, f.FP8_E4M3]
+    axis = draw.ulp_figure({fmt: gaps(fmt, exponents) for fmt in formats}, exponents).axes[0]
+    *lines, mark = axis.lines
+    for fmt, line in zip(formats, lines, strict=True):
+        integers = torch.arange(fmt.max if fmt.max < 4096 else 4096.0)
+        first_lost = integers[integers.to(fmt.dtype).float() != integers][0].item()
+        drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        assert drawn[first_lost - 1] == mark.get_ydata()[0]
+    assert "every integer is exact up to where a line gets here" in " ".join(text.get_text() for text in axis.texts)
+
+
 def test_ranges_reach_from_the_smallest_to_the_largest():
     left = draw.range_figure([f.FP16]).axes[0]
     normal, subnormal = left.patches
     assert math.isclose(normal.get_x() + normal.get_width(), math.log10(f.FP16.max))
     assert math.isclose(subnormal.get_x(), math.log10(f.FP16.smallest_subnormal))
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def test_a_label_is_text_and_never_markup(monkeypatch):
+    fmt = f.FP8_E4M3.renamed(EVIL)
+    monkeypatch.setitem(FORMAT_COLOURS, EVIL, "#000000")
+    monkeypatch.setitem(FORMAT_LINES, EVIL, "-")
+    for figure in (
+        draw.layouts_figure([fmt]),
+        draw.number_line_figure([(EVIL, {fmt: [0.5, 1.0]})]),
+        draw.binades_figure({fmt: values_per_binade(fmt)}),
+        draw.ulp_figure({fmt: gaps(fmt, range(3))}, range(3)),
+        draw.range_figure([fmt]),
+        draw.bits_figure(0x38, fmt),
+    ):
+        html = image_html(figure)
+        assert html.count("<") == 1 and "&lt;img src=x" in html

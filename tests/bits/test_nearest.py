@@ -116,5 +116,5 @@ def test_steps_visit_every_value_in_order_and_end_with_a_reason(fmt):
 
 
 def test_nan_has_no_step():
-    with pytest.raises(ValueError, match="NaN stands in no order"):
+    with pytest.raises(ValueError, match="NaN is neither above nor below"):
         step(0x7E00, f.FP16, up=True)

@@ -106,6 +106,10 @@ def test_the_sign_of_zero_stays(panel):
         "1e-999999",
         "1/0",
         "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "0x<img src=x onerror=alert(1)>",
+        "1/<img src=x onerror=alert(1)>",
+        "1e<img src=x onerror=alert(1)>",
     ],
 )
 def test_what_cannot_be_read_changes_nothing_and_is_told(text, panel):
@@ -114,7 +118,7 @@ def test_what_cannot_be_read_changes_nothing_and_is_told(text, panel):
     panel.text.value = text
     assert state(panel) == before
     assert "Nothing changed." in panel.message.value and panel.text.value == text
-    assert "<script" not in panel.message.value
+    assert "<script" not in panel.message.value and "<img" not in panel.message.value
     panel.text.value = "1"
     assert "Nothing changed." not in panel.message.value
 
@@ -200,7 +204,7 @@ def test_previous_and_next(panel):
     assert state(panel) == before and "step the other way" in panel.message.value
     panel.picks["NaN"].click()
     panel.down.click()
-    assert "NaN stands in no order" in panel.message.value
+    assert "NaN is neither above nor below" in panel.message.value
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
@@ -218,6 +222,22 @@ def test_quick_picks(fmt, panel):
     assert panel.exact == Fraction(1, 10) and panel.text.value == "0.1"
     panel.picks["inf"].click()
     assert panel.value == (math.inf if fmt.specials == "ieee" else fmt.max)
+
+
+def test_quick_picks_type_what_a_person_would(panel):
+    """Not 0.00006103515625."""
+    texts = {}
+    for name in ("largest", "smallest normal", "smallest"):
+        panel.picks[name].click()
+        texts[name] = panel.text.value
+    assert texts == {"largest": "65504", "smallest normal": "2^-14", "smallest": "2^-24"}
+    panel.text.value = "0.1"
+    panel.up.click()
+    assert panel.text.value == "0.10003662109375"  # no short way to write this one
+    panel.text.value = "-1.5"
+    panel.up.click()
+    panel.down.click()
+    assert panel.text.value == "-1.5"
 
 
 def test_bits_have_names_and_places(panel):

@@ -59,7 +59,9 @@ def test_bits_chapter_runs_and_its_panel_answers(lab, page, screenshots):
 
     text.fill("1,5")
     text.press("Enter")
-    expect(status).to_contain_text("Nothing changed. “1,5” is no number: write the decimal point as a point, 1.5")
+    expect(status).to_contain_text(
+        "Nothing changed. “1,5” cannot be read as a number: write the decimal point as a point, 1.5"
+    )
     expect(value).to_have_text("2048")
 
     text.fill("2049")

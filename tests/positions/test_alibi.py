@@ -16,7 +16,7 @@ def test_slopes_are_the_published_ones():
     assert alibi_slopes(1).tolist() == [2.0**-8]
     # Other numbers: those of the power of two below, then every second one of the power of two above.
     assert torch.equal(alibi_slopes(12), torch.cat([alibi_slopes(8), alibi_slopes(16)[0:8:2]]))
-    with pytest.raises(ValueError, match="0 heads"):
+    with pytest.raises(ValueError, match="at least 1 head, not 0"):
         alibi_slopes(0)
 
 
@@ -41,5 +41,5 @@ def test_cast_ids_merge_neighbours_and_exact_ones_do_not():
 
 
 def test_float_positions_are_refused():
-    with pytest.raises(TypeError, match="positions are integers"):
+    with pytest.raises(TypeError, match="positions have to be integers"):
         alibi_bias(alibi_slopes(8), torch.tensor([3.0]), torch.tensor([1]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from amp_course.bits import BF16, FP16
+from amp_course.kit.style import image_html
 from amp_course.positions import figures as f
 from amp_course.positions import share
 from amp_course.positions.sharing import Run
@@ -70,3 +71,20 @@ def test_no_figure_is_made_through_pyplot():
     f.runs_figure({"one": [Run(0, 1, 0.0)]})
     if "matplotlib.pyplot" in sys.modules:
         assert not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def test_a_label_is_text_and_never_markup():
+    flat = torch.ones(3)
+    for figure in (
+        f.runs_figure({EVIL: [Run(0, 1, 0.0)]}),
+        f.angle_error_figure({EVIL: torch.full((4, 3), 0.25), "right": torch.zeros(4, 3)}, 64),
+        f.offset_score_figure(torch.arange(3), {EVIL: flat, "right": flat}, 3),
+        f.alibi_figure(torch.arange(3), (EVIL, flat), ("right", flat)),
+        f.cliff_figure({EVIL: [[(0, 1.0), (32, 0.5)]], "bf16": [[(0, 1.0), (32, 0.1)]]}, chance=0.1, marks=()),
+        f.sharing_figure(share(FP16.renamed(EVIL), 500)),
+    ):
+        html = image_html(figure)
+        assert html.count("<") == 1 and "&lt;img src=x" in html

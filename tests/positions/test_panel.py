@@ -10,8 +10,8 @@ from PIL import Image
 
 from amp_course.bits import BF16, FORMATS, FP8_E4M3, FP16
 from amp_course.positions.panel import CollisionExplorer, base_number, whole_number
+from amp_course.positions.panel_html import collision_view, id_text, map_uri
 from amp_course.positions.sharing import share
-from amp_course.positions.views import collision_view, id_text, map_uri
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_controls_change_the_view(panel):
     assert "the maps are equal" in text_of(panel)
     panel.length.value = "2^17"
     assert "7,169 ids for 131,072 tokens" in text_of(panel) and "inf from token 65,520 on" in text_of(panel)
-    assert "the map is grey" in text_of(panel)
+    assert "Grey: an id is inf" in text_of(panel)
     panel.format.value, panel.length.value = BF16, "1000"
     before = panel.view.value
     panel.base.value = "500"
@@ -62,7 +62,7 @@ def test_half_and_double(panel):
     [
         ("-5", "too small for a context length: type 1 or more"),
         ("0", "too small"),
-        ("1000.5", "tokens are counted in whole numbers, such as 1000"),
+        ("1000.5", "tokens come in whole numbers. Type 1000, for example"),
         ("1/3", "whole numbers"),
         ("many", "type a number such as 4096"),
         ("", "The field is empty"),
@@ -85,6 +85,19 @@ def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
     assert panel.message.value == "" and panel.shown.n == 1024
 
 
+@pytest.mark.parametrize("field", ["length", "head_size"])
+@pytest.mark.parametrize(
+    "typed", ["1/2", "2^-1", "0.5", "1/3", "-2.5", "1000.5", "99999999999999.5", "63.5", "1e-300", "1e3.5"]
+)
+def test_the_number_that_a_hint_suggests_is_accepted(panel, field, typed):
+    control = getattr(panel, field)
+    control.value = typed
+    told = panel.message.value
+    suggested = re.search(r"(?:Type|such as) ([0-9]+)", told)[1]
+    control.value = suggested
+    assert panel.message.value == "", (told, panel.message.value)
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -99,6 +112,22 @@ def test_bad_lengths_are_told_and_nothing_changes(panel, typed, words):
 def test_bad_head_sizes_are_told(panel, typed, words):
     panel.head_size.value = typed
     assert words in panel.message.value and panel.shown.head_size == 64
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("field", ["length", "base", "head_size"])
+def test_typed_markup_stays_text(panel, field):
+    for typed in (EVIL, "512" + EVIL, "2^" + EVIL):
+        getattr(panel, field).value = typed
+        assert "<img" not in panel.message.value and "&lt;img" in panel.message.value
+        assert "onerror" not in panel.view.value
+
+
+def test_a_format_s_name_is_text_and_never_markup():
+    html = collision_view(share(FP16.renamed(EVIL), 70_000))
+    assert "<img src=x" not in html and "&lt;img src=x" in html
 
 
 @pytest.mark.parametrize("typed", ["1", "0", "-3", "inf", "", "1e13", "base"])

@@ -50,7 +50,7 @@ def test_a_context_far_too_long_for_a_tensor():
 def test_bad_input_is_told():
     with pytest.raises(ValueError, match="at least 1"):
         share(BF16, 0)
-    with pytest.raises(TypeError, match="is an int"):
+    with pytest.raises(TypeError, match="has to be an int"):
         share(BF16, 8.0)
     with pytest.raises(ValueError, match="even head size"):
         share(BF16, 512, head_size=63)

@@ -13,7 +13,7 @@ from amp_course.scaler.panel_html import verdict
 from amp_course.scaler.recording import record_gpt
 from amp_course.scaler.window import Gradients, Window
 from amp_course.underflow import GradientRecorder, zone_fractions
-from amp_course.underflow.views import percent
+from amp_course.underflow.panel_html import percent
 
 
 @pytest.fixture(scope="module")

@@ -163,8 +163,37 @@ def test_torchs_own_reductions_accumulate_in_float32(dtype):
     ones = torch.ones(10_000, dtype=dtype)
     nearest = torch.tensor(10_000.0, dtype=dtype)
     assert ones.sum() == nearest == (ones[None] @ ones[:, None]).squeeze()
-    assert ones.mean() == 1 and ones.norm() == 100
+    assert ones.cumsum(0)[-1] == nearest and ones.mean() == 1 and ones.norm() == 100
 
 
 def test_the_last_rounding_of_a_sum_overflows():
     assert torch.full((1000,), 1000.0).half().sum().isinf()
+
+
+def test_the_switches_that_let_a_gpu_add_in_fewer_bits_are_set_as_the_chapter_says():
+    matmul = torch.backends.cuda.matmul
+    assert matmul.allow_fp16_reduced_precision_reduction and matmul.allow_bf16_reduced_precision_reduction
+    if hasattr(matmul, "allow_fp16_accumulation"):  # since torch 2.7
+        assert not matmul.allow_fp16_accumulation
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_lowest_number_is_a_mask_to_fill_in_and_not_to_add(dtype):
+    lowest, hidden = torch.finfo(dtype).min, torch.tensor([True, True])
+    scores = torch.tensor([-2.0, 3.0], dtype=dtype)
+    assert scores.masked_fill(hidden, lowest).softmax(0).tolist() == [0.5, 0.5]
+    two_masks = 2 * (hidden.to(dtype) * lowest)
+    assert two_masks.isinf().all() and (scores + two_masks).softmax(0).isnan().all()
+
+
+def test_a_score_of_minus_16_tips_fp16_s_lowest_number_over():
+    scores = torch.tensor([-15.99, -16.0]).half()
+    assert (scores + torch.finfo(torch.float16).min).isinf().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_adam_s_eps_dies_in_foreach_as_in_the_plain_loop_and_lives_when_fused(way):
+    weights = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    weights.grad = torch.tensor([0.0, 1e-4], dtype=torch.float16)
+    torch.optim.Adam([weights], lr=1e-3, eps=1e-8, **{way: True}).step()
+    assert weights.isfinite().all() == (way == "fused")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.kit.style import image_html
 from amp_course.underflow import figures as f
 from amp_course.underflow.zones import zone_histogram
 
@@ -26,7 +27,7 @@ def test_gradient_rows_show_each_layer_with_its_lost_share():
     assert [label.get_text() for label in strips.get_yticklabels()] == ["fp8 E4M3", "bf16", "fp16"]
     rows = [bar for bar in axis.patches if bar.get_height() > 0]
     assert max(bar.get_height() for bar in rows) == pytest.approx(0.92)
-    assert {bar.get_hatch() or "" for bar in rows} == {hatch for _, hatch in LOOKS.values()}
+    assert {bar.get_hatch() or "" for bar in rows} == {hatch for _, hatch in ZONE_STYLES.values()}
 
 
 def test_strips_are_cut_where_the_zones_begin():
@@ -75,3 +76,18 @@ def test_no_figure_is_made_through_pyplot():
     f.updates_figure({"a": [1.0]}, exact=[1.0])
     if "matplotlib.pyplot" in sys.modules:
         assert not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def test_a_label_is_text_and_never_markup():
+    for figure in (
+        f.gradient_figure({EVIL: HISTOGRAM}, FP16, (FP16,), EVIL),
+        f.range_figure(HISTOGRAM, FP16.renamed(EVIL)),
+        f.running_sums_figure({EVIL: [1, 2]}, exact=[1, 2]),
+        f.sum_errors_figure([8, 16], {EVIL: [0.1, 0.2]}),
+        f.updates_figure({EVIL: [1.0]}, exact=[1.0]),
+    ):
+        html = image_html(figure)
+        assert html.count("<") == 1 and "&lt;img src=x" in html

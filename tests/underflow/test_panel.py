@@ -8,7 +8,7 @@ import torch
 
 from amp_course.bits.formats import BF16, FORMATS, FP4_E2M1, FP16
 from amp_course.underflow.panel import RangeExplorer
-from amp_course.underflow.views import percent
+from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES
 
 

@@ -92,5 +92,5 @@ def test_overflow_and_what_is_no_number():
     assert stochastic_round(torch.tensor([1e6]), f.FP4_E2M1).item() == 6.0
     with pytest.raises(ValueError, match="has no NaN"):
         stochastic_round(x, f.FP4_E2M1)
-    with pytest.raises(TypeError, match="floating-point numbers are rounded"):
+    with pytest.raises(TypeError, match="only floating-point tensors are rounded"):
         stochastic_round(torch.tensor([1, 2]), f.FP16)

@@ -1,6 +1,6 @@
 """What `BitExplorer` shows, as HTML and SVG: a pattern, the exact number behind it and a format in, a string out.
 
-The bits themselves are the panel's buttons; all looks are in `looks.py`.
+The bits themselves are the panel's buttons; all styling is in `panel_css.py`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from fractions import Fraction
 from html import escape
 
 from amp_course.bits.formats import FORMATS, FloatFormat
-from amp_course.bits.looks import TINT
 from amp_course.bits.nearest import Exact, Nearest, exact_value, is_finite, is_nan, nearest
 from amp_course.bits.numerals import DIGITS, decimal_text, full_text, number_text, short_text, signed
+from amp_course.bits.panel_css import TINT
 from amp_course.bits.parse import hex_text
 from amp_course.bits.scalar import Fields, kind, neighbours, split, ulp
 from amp_course.kit import svg
 from amp_course.kit.style import FIELDS, FORMAT_COLOURS
 
+_ULP = '<abbr title="unit in the last place: the gap to the next number">ulp</abbr>'
 _SHOWN_BITS = 19  # longer significands are not written out a second time
 _LINE_WIDTH, _LINE_HEIGHT, _REACH = 640, 100, 235  # pixels; _REACH: from the value to the farther neighbour
 _FORMULA = "(−1)<sup>s</sup> · 2<sup>e − bias</sup> · 1.m"
 
 
 def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
-    """Return all that stands below the bits: the value, the formula, the neighbours, and the table of all formats."""
+    """Return everything below the bits: the value, the formula, the neighbours, and the table of all formats."""
     return (
         f'<div class="amp-bits-view">{headline(pattern, fmt)}{formula(pattern, fmt)}'
         f"{number_line(pattern, fmt, exact)}{table(exact, fmt)}</div>"
@@ -32,11 +33,11 @@ def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
 
 
 def headline(pattern: int, fmt: FloatFormat) -> str:
-    """Return the value in large type, its class, its hex pattern, its ulp, and its last digit where that is cut."""
+    """Return the value in large type, its class, its hex pattern, its ulp, and the full decimal where that is cut."""
     value, what = exact_value(pattern, fmt), kind(pattern, fmt)
     facts = [("class", what), ("hex", f"<code>{hex_text(pattern, fmt)}</code>")]
     if is_finite(value):
-        facts.append(("ulp", number_text(Fraction(ulp(float(value), fmt)), 5)))
+        facts.append((_ULP, number_text(Fraction(ulp(float(value), fmt)), 5)))
         if full_text(value) not in number_text(value):
             facts.append(("in full", full_text(value)))
     cells = " ".join(f"<span><i>{name}</i> <b>{text}</b></span>" for name, text in facts)
@@ -47,10 +48,10 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
     """Return the pattern's fields, one column each, from bits to a number; for inf and NaN, what makes them so."""
     fields, what, width = split(pattern, fmt), kind(pattern, fmt), fmt.significand_bits
     long = width > _SHOWN_BITS
-    digits = f"{width} bits" if long else f"{fields.significand:0{width}b}"
+    stored = f"{width} bits" if long else f"{fields.significand:0{width}b}"
     read = [
         f"{fields.exponent:0{fmt.exponent_bits}b} = {fields.exponent}",
-        f"{digits} = {fields.significand}" if width else "–",
+        f"{stored} = {fields.significand}" if width else "–",
     ]
     rows = [
         _row("", ["sign s", "exponent e", "significand m"], "th"),
@@ -79,7 +80,7 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
 
 
 def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
-    """Return a picture of the value between its neighbours, of all that rounds to it, and of the exact number there."""
+    """Return a picture of the value between its neighbours, the interval that rounds to it, and the exact number."""
     value = exact_value(pattern, fmt)
     if not is_finite(value):
         return ""
@@ -120,7 +121,7 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
         ]
     label = f"{short_text(value)} between {short_text(below)} and {short_text(above)}"
     arrow = " &nbsp;▼ the exact number" if exact != value and low <= exact <= high else ""
-    caption = f"<p>shaded: all that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
+    caption = f"<p>shaded: everything that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
     return svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label) + caption
 
 
@@ -148,11 +149,11 @@ def rounding_note(found: Nearest) -> str:
     name, fmt = number_text(found.exact), escape(found.fmt.name)
     value, largest = number_text(found.value), number_text(Fraction(found.fmt.max))
     if found.fate == "exact":
-        return f"{name} is in {fmt}{' exactly' if is_finite(found.exact) else ''}."
+        return f"{name} is in {fmt} exactly." if is_finite(found.exact) else f"{fmt} has {name}."
     if found.fate in ("infinity", "largest"):
         past = f"{name} is past the largest number of {fmt}, {'−' if _negative(found.exact) else ''}{largest}"
-        return f"{past}{', and there is no inf' if found.fate == 'largest' else ''}: it becomes <b>{value}</b>."
-    even = " (half-way between two: the even pattern wins)" if found.tie else ""
+        return f"{past}{', and it has no inf' if found.fate == 'largest' else ''}: it becomes <b>{value}</b>."
+    even = " (halfway between two numbers: the even pattern wins)" if found.tie else ""
     if found.fate == "zero":
         smallest = short_text(Fraction(found.fmt.smallest_subnormal))
         return (
@@ -195,23 +196,24 @@ def _row(name: str, cells: list[str], tag: str = "td", end: str = "") -> str:
 def _reading(what: str, fmt: FloatFormat) -> str:
     if what == "normal":
         return f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
-    why = "an exponent field of 0 is read as 1, and nothing is hidden before the point"
-    return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + ("" if what == "zero" else ", so fewer digits count")
+    why = "an exponent field of 0 is read as 1, and there is no hidden 1 before the point"
+    return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + (
+        "" if what == "zero" else ", so fewer bits of precision are left"
+    )
 
 
 def _special_reason(fields: Fields, fmt: FloatFormat) -> str:
     if fmt.specials == "fn":
-        return (
-            "All bits of exponent and significand are ones: that is NaN, not a number. All other patterns are numbers."
-        )
+        return "The exponent and significand bits are all ones: that is NaN, not a number. Every other pattern is a number."
     if fields.significand == 0:
         last, start = Fraction(fmt.max), Fraction(fmt.max) + Fraction(ulp(fmt.max, fmt)) / 2
         return (
-            "All exponent bits are ones and no significand bit is: infinity. In size, its neighbour is "
-            f"{number_text(last)}; {number_text(start)} and all beyond become infinity."
+            "The exponent bits are all ones and the significand bits all zeros: infinity. The nearest number in size is "
+            f"{number_text(last)}; anything from {number_text(start)} on becomes infinity."
         )
     return (
-        "All exponent bits are ones and some significand bit is: NaN, not a number. It equals nothing, not even itself."
+        "The exponent bits are all ones and the significand bits are not all zeros: NaN, not a number. "
+        "It equals nothing, not even itself."
     )
 
 

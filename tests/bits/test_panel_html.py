@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from amp_course.bits import formats as f
 from amp_course.bits.formats import FORMATS, FloatFormat
-from amp_course.bits.looks import style
 from amp_course.bits.nearest import exact_value, nearest
+from amp_course.bits.panel_css import style
+from amp_course.bits.panel_html import explorer_view, formula, headline, number_line, rounding_note, table
 from amp_course.bits.parse import read
-from amp_course.bits.views import explorer_view, formula, headline, number_line, rounding_note, table
 
 
 def plain(html):
@@ -67,7 +67,7 @@ def test_formula_of_normal_and_subnormal_numbers():
     rows = rows_of(formula(0x8001, f.FP16))
     assert rows[2] == ["formula", "(−1)", "1", "·", "2", "1 − 15", "·", "(0 + 1/1024)"]
     assert rows[3][1:4] == ["−1", "·", "2"]
-    assert "read as 1" in formula(0x8001, f.FP16) and "fewer digits" in formula(0x8001, f.FP16)
+    assert "read as 1" in formula(0x8001, f.FP16) and "fewer bits" in formula(0x8001, f.FP16)
 
 
 @given(st.sampled_from(FORMATS), st.data())
@@ -84,9 +84,9 @@ def test_formula_multiplies_to_the_value(fmt, data):
 
 
 def test_specials_are_explained():
-    assert "its neighbour is 65504; 65520 and all beyond become infinity" in formula(0x7C00, f.FP16)
+    assert "in size is 65504; anything from 65520 on becomes infinity" in formula(0x7C00, f.FP16)
     assert "not even itself" in formula(0x7E00, f.FP16)
-    assert "All other patterns are numbers" in formula(0x7F, f.FP8_E4M3)
+    assert "Every other pattern is a number" in formula(0x7F, f.FP8_E4M3)
 
 
 def test_headline():
@@ -105,7 +105,7 @@ def fp64_tenth():
 
 def test_number_line_shows_neighbours_and_the_exact_number():
     line = plain(number_line(0x6800, f.FP16, Fraction(2049)))
-    for words in ("2047|previous", "2050|next", "2048", "2049|▼", "all that fp16 rounds to 2048"):
+    for words in ("2047|previous", "2050|next", "2048", "2049|▼", "everything that fp16 rounds to 2048"):
         assert words in line
     assert "▼" not in plain(number_line(0x6800, f.FP16, Fraction(2048)))
     assert "inf|next" in plain(number_line(0x7BFF, f.FP16, Fraction(65504)))
@@ -138,21 +138,21 @@ def test_the_band_ends_half_way_to_the_neighbours_or_never_where_there_is_no_inf
         (
             "2049",
             f.FP16,
-            "2049 is not in fp16: rounded to <b>2048</b>, 1 too small (half-way between two: the even pattern wins).",
+            "2049 is not in fp16: rounded to <b>2048</b>, 1 too small (halfway between two numbers: the even pattern wins).",
         ),
         ("-2051.5", f.FP16, "−2051.5 is not in fp16: rounded to <b>−2052</b>, 0.5 too small."),
         ("70000", f.FP16, "70000 is past the largest number of fp16, 65504: it becomes <b>inf</b>."),
         (
             "-inf",
             f.FP6_E2M3,
-            "−inf is past the largest number of fp6 E2M3, −7.5, and there is no inf: it becomes <b>−7.5</b>.",
+            "−inf is past the largest number of fp6 E2M3, −7.5, and it has no inf: it becomes <b>−7.5</b>.",
         ),
         (
             "1e-8",
             f.FP16,
             "10⁻⁸ is too close to 0 for fp16, whose smallest number is 2⁻²⁴: rounded to <b>0</b>.",
         ),
-        ("nan", f.FP16, "NaN is in fp16."),
+        ("nan", f.FP16, "fp16 has NaN."),
     ],
 )
 def test_notes(text, fmt, note):
@@ -192,6 +192,29 @@ def test_every_pattern_of_small_formats_gives_a_whole_view(fmt):
 def test_every_number_gives_a_view(fmt, exact):
     html = explorer_view(nearest(exact, fmt).pattern, fmt, exact)
     assert html.startswith("<div") and "e-" not in plain(html) and "e+" not in plain(html)
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+class Tags(HTMLParser):
+    """Collect the names of all elements and attributes."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.names = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.names |= {tag, *(name for name, _ in attrs)}
+
+
+def test_a_format_s_name_is_text_and_never_markup():
+    fmt = FloatFormat.of(5, 10).renamed(EVIL)
+    for exact in (Fraction(2049), Fraction(1, 10**9), Fraction(10) ** 9, float("inf"), float("nan")):
+        found = nearest(exact, fmt)
+        html = explorer_view(found.pattern, fmt, exact) + rounding_note(found)
+        assert not Tags(html).names & {"img", "onerror"} and "&lt;img" in html
 
 
 def test_style_names_each_field_once():

@@ -60,8 +60,8 @@ def strip(shown: Sharing) -> str:
         parts.append(_run(run, shown.start, wide))
     label = f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: {len(shown.runs)} different ones"
     caption = (
-        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box is one id: '
-        f"{swatch(*ALONE)} of one token, {swatch(*SHARED)} shared; under it the id’s value</div>"
+        f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box '
+        f"is one id, its value below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared by several</div>"
     )
     return caption + picture(_WIDTH, _HEIGHT, *parts, label=label)
 
@@ -94,10 +94,10 @@ def _run(run: Run, start: int, wide: float) -> str:
 def _verdict(shown: Sharing) -> str:
     error = shown.largest_error
     if math.isnan(error):
-        return ". <b>Where an id is inf there is no angle, and the map is grey.</b>"
+        return ". <b>Grey: an id is inf, which has no angle.</b>"
     if error == 0:
-        return ": the maps are equal."
-    return f". Largest error among these: <b>{error:.2f}</b>."
+        return ". Here the maps are equal."
+    return f". Largest error here: <b>{error:.2f}</b>."
 
 
 def _map(name: str, values: Tensor, low: float) -> str:

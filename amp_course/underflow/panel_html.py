@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.style import ZONES as ZONE_STYLES
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 
@@ -23,7 +23,7 @@ def range_view(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 def shares_line(histogram: ZoneHistogram) -> str:
     """Return the zones with their percentages: "lost 12.3 % · subnormal …", each behind its swatch."""
     shares = "".join(
-        f'<span style="margin-right:2em;white-space:nowrap">{swatch(*LOOKS[zone])} {zone} '
+        f'<span style="margin-right:2em;white-space:nowrap">{swatch(*ZONE_STYLES[zone])} {zone} '
         f"<b>{percent(histogram.share(zone))}</b></span>"
         for zone in ZONES
     )
@@ -31,7 +31,7 @@ def shares_line(histogram: ZoneHistogram) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in words, never 0 or 100 for what is not: 0.00001 → "< 0.1 %"."""
+    """Return a share as a percentage, 0 or 100 only if it is exactly that: 0.00001 → "< 0.1 %"."""
     if 0 < share < 0.001:
         return "< 0.1 %"
     if 0.999 < share < 1:
@@ -52,7 +52,7 @@ class _Axis:
         return (_RIGHT - _LEFT) / (self.high - self.low)
 
     def x(self, exponent: float) -> float:
-        """Return where an exponent stands; what is outside stands at the end."""
+        """Return the position of an exponent, clamped to the picture."""
         return _LEFT + (min(max(exponent, self.low), self.high) - self.low) * self.wide
 
 
@@ -71,7 +71,7 @@ def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
 
 
 def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
-    """Stack each exponent's zones; what lies outside of the picture stands in its first and last bar."""
+    """Stack each exponent's zones; anything outside the picture is counted in the first or last bar."""
     columns: dict[int, dict[str, int]] = {}
     for zone in ZONES:
         for exponent, count in zip(histogram.exponents, histogram.counts[zone], strict=True):
@@ -84,7 +84,7 @@ def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:
         base = float(_FLOOR)
         for zone, count in column.items():
             height = count / tallest * (_FLOOR - _TOP)
-            colour, hatch = LOOKS[zone]
+            colour, hatch = ZONE_STYLES[zone]
             tip = f"2{raised(exponent)} to 2{raised(exponent + 1)}: {count:,} {zone}"
             width = max(1.0, axis.wide - (1 if axis.wide > 4 else 0))
             if count:
@@ -98,7 +98,7 @@ def _strip(limits: tuple[float, float, float], axis: _Axis) -> list[str]:
     cuts = [axis.x(limit) for limit in limits]
     parts = []
     for zone, left, right in zip(ZONES, [_LEFT, *cuts], [*cuts, _RIGHT], strict=True):
-        colour, hatch = LOOKS[zone]
+        colour, hatch = ZONE_STYLES[zone]
         parts.append(box(left, _FLOOR + 4, right - left, 10, colour, hatch=hatch, tip=zone))
         if right - left > 8 * len(zone):  # else the name would run into the next
             parts.append(text((left + right) / 2, _TOP - 12, zone, anchor="middle", fill=FAINT))
