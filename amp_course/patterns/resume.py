@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
 from amp_course.patterns.checkpoint import several
 from amp_course.patterns.findings import Audit, Finding
+from amp_course.patterns.nested import copied, first_difference
 
 RESUME_FAULTS: dict[str, tuple[str, str]] = {
     "save-raises": ("saving raised an exception", "Mend what it names"),
@@ -122,7 +123,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
     after_load = _state(resumed)
     found = False
     for part, was in at_stop.items():
-        where = _difference(was, after_load[part])
+        where = first_difference(was, after_load[part])
         if where is not None:
             found = True
             yield _finding(f"{part}-not-restored", where)
@@ -134,7 +135,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
     if not found:
         end, other = _state(unbroken), _state(resumed)
         for part, was in end.items():
-            where = _difference(was, other[part])
+            where = first_difference(was, other[part])
             if where is not None:
                 yield _finding("run-differs", f"{part}: {where}")
                 return
@@ -156,7 +157,7 @@ def _state(run: Run) -> dict[str, Any]:
             f"{n}:{name}": p.detach().clone() for n, m in enumerate(models) for name, p in m.named_parameters()
         },
         "buffers": {f"{n}:{name}": b.clone() for n, m in enumerate(models) for name, b in m.named_buffers()},
-        "optimizer": [_copied(one.state_dict()["state"]) for one in optimizers],
+        "optimizer": [copied(one.state_dict()["state"]) for one in optimizers],
         "scaler": None if run.scaler is None else dict(run.scaler.state_dict()),
         "scheduler": (
             [one.state_dict().get("last_epoch") for one in several(run.scheduler)],
@@ -165,36 +166,3 @@ def _state(run: Run) -> dict[str, Any]:
         "gradients": [None if p.grad is None else p.grad.clone() for p in parameters],
         "random": torch.get_rng_state(),
     }
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Return the place of the first difference, or None: tensors are equal to the last bit, NaN is like NaN."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = (
-            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
-        )
-        return None if same else where or "a tensor"
-    if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
-            missing = sorted(map(str, one.keys() ^ other.keys()))
-            return f"{where} {missing[0]}".strip()
-        parts = ((one[k], other[k], f"{where} {k}".strip()) for k in one)
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        parts = ((a, b, f"{where}[{n}]") for n, (a, b) in enumerate(zip(one, other, strict=True)))
-    else:
-        return (
-            None
-            if type(one) is type(other) and one == other
-            else f"{where} {_short(one)} became {_short(other)}".strip()
-        )
-    return next((found for a, b, place in parts if (found := _difference(a, b, place)) is not None), None)
-
-
-def _short(value: Any) -> str:
-    return f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
