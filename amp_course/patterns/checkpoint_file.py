@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from amp_course.kit.errors import describe_os_error
 from amp_course.kit.files import replacing
 
 
@@ -34,12 +35,11 @@ def write_atomically(content: Any, path: str | os.PathLike[str]) -> Path:
         with replacing(path) as part, open(part, "wb") as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch's writer turns some of the system's errors into RuntimeError
-        cause = error.__cause__ or error.__context__ if isinstance(error, RuntimeError) else error
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{path} could not be written: {reason}. Whatever was at that place before is unchanged. Free some space, or save to "
-            "a folder that you can write to."
-        ) from error
+        cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        what = f"{path} could not be written, and whatever was there before is unchanged"
+        raise CheckpointError(describe_os_error(cause, what)) from error
     return path
 
 
@@ -60,7 +60,7 @@ def read_checked(path: Path) -> Any:
             ) from None
         raise CheckpointError(_not_a_checkpoint(path)) from None
     except OSError as error:
-        raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error
+        raise CheckpointError(describe_os_error(error, f"{path} could not be read")) from error
     except MemoryError:
         raise
     except Exception:
