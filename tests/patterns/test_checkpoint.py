@@ -338,7 +338,7 @@ def _text(value: Any) -> Any:
 
 
 # What may be missing: a checkpoint of another torch lacks these, one from before there was a scheduler `initial_lr`.
-_MAY_BE_DELETED = {"_is_initial", "_get_lr_called_within_step", "initial_lr", "decoupled_weight_decay"}
+_MAY_BE_DELETED = {"_is_initial", "_get_lr_called_within_step", "verbose", "initial_lr", "decoupled_weight_decay"}
 _MAY_BE_DELETED |= {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused"}  # Adam fills them in
 
 
