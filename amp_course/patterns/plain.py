@@ -67,7 +67,10 @@ def _plain(value: Any, where: str, parents: tuple[int, ...]) -> Any:
     if isinstance(value, (list, tuple)):
         parts = [_plain(part, f"{where}[{number}]", parents) for number, part in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
-    raise TypeError(f"{where} is a {kind.__name__}, which cannot be loaded without running code: {_cure(value)}.")
+    article = "an" if kind.__name__[0] in "aeiouAEIO" else "a"
+    raise TypeError(
+        f"{where} is {article} {kind.__name__}, which cannot be loaded without running code: {_cure(value)}."
+    )
 
 
 def _dict_like(value: dict[Any, Any], pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -102,8 +105,8 @@ def _plain_tensor(value: Tensor, where: str) -> Tensor:
 
 def _plain_key(key: Any, where: str) -> Any:
     if isinstance(key, (Tensor, nn.Module)):
-        raise TypeError(f"{where} has a {type(key).__name__} for a key: use its name, a text.")
-    return _plain(key, f"the key {_short(key)} of {where}", ())
+        raise TypeError(f"{where} uses a {type(key).__name__} as a key: use its name, a text.")
+    return _plain(key, f"the key {key!r} of {where}", ())
 
 
 def _short(value: Any) -> str:

@@ -19,27 +19,27 @@ from amp_course.patterns.findings import Audit, Finding
 from amp_course.patterns.nested import copied, first_difference
 
 RESUME_FAULTS: dict[str, tuple[str, str]] = {
-    "save-raises": ("saving raised an exception", "Mend what it names"),
-    "load-raises": ("loading raised an exception", "Mend what it names"),
+    "save-raises": ("saving raised an exception", "Fix what it names"),
+    "load-raises": ("loading raised an exception", "Fix what it names"),
     "nothing-saved": ("`save` wrote no file at the path it was given", "End with `torch.save(state, path)`"),
     "weights-not-restored": (
         "the weights are not those that were saved",
-        "Save `model.state_dict()` and hand it to `model.load_state_dict`",
+        "Save `model.state_dict()` and pass it to `model.load_state_dict`",
     ),
     "buffers-not-restored": (
         "buffers of the model, such as batch norm's statistics, are not those that were saved",
         "Save the whole `model.state_dict()`, not the parameters alone",
     ),
     "optimizer-not-restored": (
-        "the optimizer's state is not the one that was saved: its averages begin anew",
+        "the optimizer's state is not the one that was saved: its averages start again from zero",
         "Save and load `optimizer.state_dict()`",
     ),
     "scaler-not-restored": (
-        "the scaler's scale or growth counter is not the one that was saved: it begins at its first scale and skips again",
+        "the scaler's scale or growth counter is not the one that was saved: it starts at its initial scale and skips again",
         "Save and load `scaler.state_dict()`",
     ),
     "scheduler-not-restored": (
-        "the scheduler does not stand where it stood: the learning rate starts its schedule anew",
+        "the scheduler is not where it was: the learning rate starts its schedule again",
         "Save and load `scheduler.state_dict()`",
     ),
     "gradients-not-restored": (
@@ -47,15 +47,15 @@ RESUME_FAULTS: dict[str, tuple[str, str]] = {
         "Save `p.grad` of every parameter in the middle of an accumulation, or stop only after an update",
     ),
     "random-not-restored": (
-        "the random state is not the one that was saved: dropout draws other masks",
-        "Save `torch.get_rng_state()` and hand it to `torch.set_rng_state` (as a CPU tensor)",
+        "the random state is not the one that was saved: dropout draws different masks",
+        "Save `torch.get_rng_state()` and pass it to `torch.set_rng_state` (as a CPU tensor)",
     ),
     "position-not-restored": (
         "`load` does not return the number of the step that comes next: batches are repeated or left out",
         "Save the step's number and return it from `load`",
     ),
     "run-differs": (
-        "all that can be compared was restored, and the resumed run still goes another way",
+        "everything that can be compared was restored, but the resumed run still goes a different way",
         "Look for state of your own: a counter in a closure, a moving average, the order of the data",
     ),
 }
@@ -63,7 +63,7 @@ RESUME_FAULTS: dict[str, tuple[str, str]] = {
 
 @dataclass
 class Run:
-    """A training that can be stopped: `step(n)` does its n-th (micro-)step on the objects beside it."""
+    """A training that can be stopped: `step(n)` does its n-th (micro-)step on the objects next to it."""
 
     step: Callable[[int], Any]
     model: nn.Module | list[nn.Module]
