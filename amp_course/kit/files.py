@@ -29,7 +29,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if target.exists():
             shutil.copymode(target, part)
         os.replace(part, target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (part, str(part)):
+            error.filename = str(target)  # the name that the reader knows
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise

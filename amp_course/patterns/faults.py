@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "clipped-while-scaled": (
         "the gradients were clipped while they still carried the loss scale: their true norm is cut to max_norm "
-        "divided by the scale, and training all but stops",
+        "divided by the scale. With SGD training all but stops; Adam hides it, and clips every gradient alike",
         "Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`",
     ),
     "not-clipped": (

@@ -15,7 +15,13 @@ _LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s"), ("#CC79
 
 def clipping_figure(scales: Sequence[float], norms: Mapping[str, Sequence[float]], max_norm: float) -> Figure:
     """Draw the norm of the gradient that the optimizer sees over the loss scale, a line for each loop."""
-    figure, axis = new_figure(7.2, 3.0)
+    ends = "; ".join(
+        f"{name}: {values[0]:.2g} at the lowest, {values[-1]:.2g} at the highest" for name, values in norms.items()
+    )
+    alt = (
+        f"Norm of the gradient that reaches the optimizer at loss scales from {scales[0]:g} to {scales[-1]:g}. {ends}."
+    )
+    figure, axis = new_figure(7.2, 3.0, alt=alt)
     for (name, values), (colour, line, marker) in zip(norms.items(), _LOOKS, strict=False):
         axis.plot(scales, values, line, color=colour, marker=marker, ms=5, lw=1.6, label=name)
     axis.axhline(max_norm, color=FAINT, lw=0.8, ls=":")
@@ -34,7 +40,12 @@ def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Se
 
     losses, scales: name → one value a step; all begin with the steps before the stop
     """
-    figure, (above, below) = new_figure(7.6, 4.2, rows=2, height_ratios=[1.5, 1])
+    ends = "; ".join(
+        f"{name}: loss {values[-1]:.2f} at the end, loss scale {scales[name][stop]:g} right after the stop"
+        for name, values in losses.items()
+    )
+    alt = f"Loss and loss scale of one run, stopped after {stop} steps and resumed in {len(losses)} ways. {ends}."
+    figure, (above, below) = new_figure(7.6, 4.2, rows=2, height_ratios=[1.5, 1], alt=alt)
     for (name, values), (colour, line, _) in zip(losses.items(), _LOOKS, strict=False):
         above.plot(range(len(values)), values, line, color=colour, lw=1.8, label=name)
         below.step(range(len(scales[name])), scales[name], line, color=colour, lw=1.8, where="mid")
@@ -59,7 +70,9 @@ def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Se
 def workbench_figure(lines: Sequence[Line], judged: Sequence[Judgement]) -> Figure:
     """Write a loop with its changed lines marked in colour and margin, and what an audit says of its behaviours beside it."""
     rows = max(len(lines), len(judged)) + 1
-    figure, (loop, said) = new_figure(8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1])
+    wrong = [f"{behaviour}: {word}" for state, behaviour, word in judged if state == "wrong"]
+    alt = f"A training loop of {sum(line.mark != '−' for line in lines)} lines and its audit. {'; '.join(wrong) or 'No fault'}."
+    figure, (loop, said) = new_figure(8, 0.5 + 0.17 * rows, columns=2, width_ratios=[1.15, 1], alt=alt)
     for axis in (loop, said):
         axis.set_axis_off()
         axis.set_xlim(0, 1)

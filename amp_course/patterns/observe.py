@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amp_course.kit.random_state import random_state, set_random_state
 from amp_course.patterns.seen import Batch, Flat, Meddling, NotedCall, Seen, Training
-from amp_course.patterns.snapshot import random_states, set_random_states
 
 
 class Observer:
@@ -180,7 +180,7 @@ class Observer:
         assert training.loss is not None
         held = [p for p in self._owner if p.requires_grad]
         buffers = [(b, b.clone()) for model in training.models for b in model.buffers()]
-        states, modes = random_states(), [(module, module.training) for module in training.modes]
+        state, modes = random_state(), [(module, module.training) for module in training.modes]
         try:
             for module, mode in training.modes.items():
                 module.training = mode
@@ -196,7 +196,7 @@ class Observer:
             self.seen.reference_error = f"the fp32 loss raised {type(error).__name__}: {error}"
             return None
         finally:
-            set_random_states(states)
+            set_random_state(state)
             for module, mode in modes:
                 module.training = mode
             with torch.no_grad():

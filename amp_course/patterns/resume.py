@@ -10,35 +10,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
 from amp_course.patterns.checkpoint import several
 from amp_course.patterns.findings import Audit, Finding
+from amp_course.patterns.nested import copied, first_difference
 
 RESUME_FAULTS: dict[str, tuple[str, str]] = {
-    "save-raises": ("saving raised an exception", "Mend what it names"),
-    "load-raises": ("loading raised an exception", "Mend what it names"),
+    "save-raises": ("saving raised an exception", "Fix what it names"),
+    "load-raises": ("loading raised an exception", "Fix what it names"),
     "nothing-saved": ("`save` wrote no file at the path it was given", "End with `torch.save(state, path)`"),
     "weights-not-restored": (
         "the weights are not those that were saved",
-        "Save `model.state_dict()` and hand it to `model.load_state_dict`",
+        "Save `model.state_dict()` and pass it to `model.load_state_dict`",
     ),
     "buffers-not-restored": (
         "buffers of the model, such as batch norm's statistics, are not those that were saved",
         "Save the whole `model.state_dict()`, not the parameters alone",
     ),
     "optimizer-not-restored": (
-        "the optimizer's state is not the one that was saved: its averages begin anew",
+        "the optimizer's state is not the one that was saved: its averages start again from zero",
         "Save and load `optimizer.state_dict()`",
     ),
     "scaler-not-restored": (
-        "the scaler's scale or growth counter is not the one that was saved: it begins at its first scale and skips again",
+        "the scaler's scale or growth counter is not the one that was saved: it starts at its initial scale and skips again",
         "Save and load `scaler.state_dict()`",
     ),
     "scheduler-not-restored": (
-        "the scheduler does not stand where it stood: the learning rate starts its schedule anew",
+        "the scheduler is not where it was: the learning rate starts its schedule again",
         "Save and load `scheduler.state_dict()`",
     ),
     "gradients-not-restored": (
@@ -46,15 +47,15 @@ RESUME_FAULTS: dict[str, tuple[str, str]] = {
         "Save `p.grad` of every parameter in the middle of an accumulation, or stop only after an update",
     ),
     "random-not-restored": (
-        "the random state is not the one that was saved: dropout draws other masks",
-        "Save `torch.get_rng_state()` and hand it to `torch.set_rng_state` (as a CPU tensor)",
+        "the random state is not the one that was saved: dropout draws different masks",
+        "Save `torch.get_rng_state()` and pass it to `torch.set_rng_state` (as a CPU tensor)",
     ),
     "position-not-restored": (
         "`load` does not return the number of the step that comes next: batches are repeated or left out",
         "Save the step's number and return it from `load`",
     ),
     "run-differs": (
-        "all that can be compared was restored, and the resumed run still goes another way",
+        "everything that can be compared was restored, but the resumed run still goes a different way",
         "Look for state of your own: a counter in a closure, a moving average, the order of the data",
     ),
 }
@@ -62,7 +63,7 @@ RESUME_FAULTS: dict[str, tuple[str, str]] = {
 
 @dataclass
 class Run:
-    """A training that can be stopped: `step(n)` does its n-th (micro-)step on the objects beside it."""
+    """A training that can be stopped: `step(n)` does its n-th (micro-)step on the objects next to it."""
 
     step: Callable[[int], Any]
     model: nn.Module | list[nn.Module]
@@ -122,7 +123,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
     after_load = _state(resumed)
     found = False
     for part, was in at_stop.items():
-        where = _difference(was, after_load[part])
+        where = first_difference(was, after_load[part])
         if where is not None:
             found = True
             yield _finding(f"{part}-not-restored", where)
@@ -134,7 +135,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
     if not found:
         end, other = _state(unbroken), _state(resumed)
         for part, was in end.items():
-            where = _difference(was, other[part])
+            where = first_difference(was, other[part])
             if where is not None:
                 yield _finding("run-differs", f"{part}: {where}")
                 return
@@ -156,7 +157,7 @@ def _state(run: Run) -> dict[str, Any]:
             f"{n}:{name}": p.detach().clone() for n, m in enumerate(models) for name, p in m.named_parameters()
         },
         "buffers": {f"{n}:{name}": b.clone() for n, m in enumerate(models) for name, b in m.named_buffers()},
-        "optimizer": [_copied(one.state_dict()["state"]) for one in optimizers],
+        "optimizer": [copied(one.state_dict()["state"]) for one in optimizers],
         "scaler": None if run.scaler is None else dict(run.scaler.state_dict()),
         "scheduler": (
             [one.state_dict().get("last_epoch") for one in several(run.scheduler)],
@@ -165,36 +166,3 @@ def _state(run: Run) -> dict[str, Any]:
         "gradients": [None if p.grad is None else p.grad.clone() for p in parameters],
         "random": torch.get_rng_state(),
     }
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Return the place of the first difference, or None: tensors are equal to the last bit, NaN is like NaN."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = (
-            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
-        )
-        return None if same else where or "a tensor"
-    if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
-            missing = sorted(map(str, one.keys() ^ other.keys()))
-            return f"{where} {missing[0]}".strip()
-        parts = ((one[k], other[k], f"{where} {k}".strip()) for k in one)
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        parts = ((a, b, f"{where}[{n}]") for n, (a, b) in enumerate(zip(one, other, strict=True)))
-    else:
-        return (
-            None
-            if type(one) is type(other) and one == other
-            else f"{where} {_short(one)} became {_short(other)}".strip()
-        )
-    return next((found for a, b, place in parts if (found := _difference(a, b, place)) is not None), None)
-
-
-def _short(value: Any) -> str:
-    return f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]

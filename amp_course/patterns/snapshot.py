@@ -5,40 +5,16 @@ What a training step keeps elsewhere, such as a counter in a closure, cannot be 
 
 from __future__ import annotations
 
-import copy
-import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amp_course.kit.random_state import random_state, set_random_state
+from amp_course.patterns.nested import copied
+
 _ABSENT = object()
-
-
-def copied(value: Any) -> Any:
-    """Copy a value deeply, tensors detached."""
-    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-
-
-def random_states() -> dict[str, Any]:
-    """Return the states of torch's, NumPy's and Python's random generators."""
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
-        "numpy": np.random.get_state(legacy=False),
-        "python": random.getstate(),
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Put back what `random_states` gave."""
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    np.random.set_state(states["numpy"])
-    random.setstate(states["python"])
 
 
 class Snapshot:
@@ -59,8 +35,8 @@ class Snapshot:
         self._buffers = [(b, b.detach().clone()) for model in models for b in model.buffers()]
         self._optimizers = [(optimizer, _optimizer_state(optimizer)) for optimizer in optimizers]
         self._scaler = None if scaler is None else (scaler, {k: copied(v) for k, v in vars(scaler).items()})
-        self._schedulers = [(one, copy.deepcopy(one.state_dict())) for one in schedulers]
-        self._random = random_states()
+        self._schedulers = [(one, copied(one.state_dict())) for one in schedulers]
+        self._random = random_state()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -74,14 +50,14 @@ class Snapshot:
         for buffer, value in self._buffers:
             buffer.copy_(value)
         for one, state in self._schedulers:
-            one.load_state_dict(copy.deepcopy(state))
+            one.load_state_dict(copied(state))
         for optimizer, (groups, states, called) in self._optimizers:
             _restore_optimizer(optimizer, groups, states, called)
         if self._scaler is not None:
             scaler, attributes = self._scaler
             vars(scaler).clear()
             vars(scaler).update({k: copied(v) for k, v in attributes.items()})
-        set_random_states(self._random)
+        set_random_state(self._random)
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[Any, Any], Any]:

@@ -72,6 +72,10 @@ _FAULTS_OF: dict[str, list[str]] = {
     "overflow": ["overflow-not-skipped", "kept-after-skip"],
 }
 
+# A fault in what makes the gradient leaves nothing to praise in the gradient itself.
+_MAKES_THE_GRADIENT = ("clearing", "clipping", "loss scale", "accumulation")
+_IS_THE_GRADIENT = ("accumulation", "gradient", "shorter last group", "unequal micro-batches")
+
 
 class Line(NamedTuple):
     """A line of two compared loops: `mark` is "+" for one of this loop only, "−" for one of the right loop only, else ""."""
@@ -110,12 +114,14 @@ def judgements(audit: Audit) -> list[Judgement]:
     reasons = dict(audit.not_checked)
     # A fault may hide what comes after it: those behaviours wait for its cure.
     otherwise = "mend the faults first" if audit.findings else "was not asked for"
-    found = []
+    found: list[Judgement] = []
+    spoilt = False  # is a fault found in what makes the gradient?
     for behaviour, holds in BEHAVIOURS.items():
         faults = [name for name in audit.names if name in _FAULTS_OF[behaviour]]
         if faults:
             found.append(Judgement("wrong", behaviour, ", ".join(faults)))
-        elif behaviour in audit.checked:
+            spoilt |= behaviour in _MAKES_THE_GRADIENT
+        elif behaviour in audit.checked and not (spoilt and behaviour in _IS_THE_GRADIENT):
             found.append(Judgement("right", behaviour, holds))
         else:
             found.append(Judgement("not judged", behaviour, reasons.get(behaviour, otherwise)))

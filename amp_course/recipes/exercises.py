@@ -24,9 +24,10 @@ o2_by_hand = Exercise(
         "`p.copy_(master)` under `torch.no_grad()`. In any case `self.model.zero_grad()`.",
     ),
     judge=by_hand.judge,
-    why="Apex O2, Paddle O2 and DeepSpeed's fp16 are this step; what they call master weights are the weights, and the model's "
-    "are a rounded copy.",
-    alternative="masters made before `half()`: they begin unrounded, which is one rounding, once. Apex makes them after it.",
+    why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. Paddle's O2 has masters too, but "
+    "divides in fp16 unless you ask for `master_grad=True`, so it loses the smallest gradients on the way back.",
+    alternative="masters made before `half()`: they start unrounded, a difference of one rounding, once. Apex makes them "
+    "after it.",
 )
 
 keep_bn_fp32 = Exercise(

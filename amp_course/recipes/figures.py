@@ -30,8 +30,12 @@ _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 
 def recipe_table_figure(table: RecipeTable) -> Figure:
     """Draw what a step holds: bytes per parameter by kind, with their formats, and the activations beside them."""
+    said = "; ".join(
+        f"{row.label} {row.bytes_per_parameter:.1f} and {bytes_text(row.activation_bytes)}" for row in table.rows
+    )
+    alt = f"Bars for each recipe: bytes per parameter, and bytes of activations. {said}."
     figure, (kept, activations) = new_figure(
-        8, 1.3 + 0.36 * len(table.rows), columns=2, width_ratios=[2, 1], dots=FEWER_DOTS
+        8, 1.3 + 0.36 * len(table.rows), columns=2, width_ratios=[2, 1], dots=FEWER_DOTS, alt=alt
     )
     labels = [row.label for row in table.rows[::-1]]
     for place, row in enumerate(table.rows[::-1]):
@@ -67,7 +71,9 @@ def recipe_table_figure(table: RecipeTable) -> Figure:
 
 def distance_figure(distances: Mapping[BaseRecipe, Sequence[float]], limit: float) -> Figure:
     """Draw how far each recipe's weights are from an fp32 twin's, step by step, and a limit as a line across."""
-    figure, axis = new_figure(7.2, 2.9)
+    ends = "; ".join(f"{recipe.label} {values[-1]:.1e}" for recipe, values in distances.items())
+    alt = f"Relative distance of each recipe's weights from an fp32 twin, step by step. At the end: {ends}."
+    figure, axis = new_figure(7.2, 2.9, alt=alt)
     for number, (recipe, values) in enumerate(distances.items()):
         style = ("-", "--", "-.", ":")[number % 4]
         axis.plot(range(1, len(values) + 1), values, style, color=COLOURS[recipe.name], lw=1.6, label=recipe.label)
@@ -106,7 +112,7 @@ _DEAD: dict[str, Any] = {"facecolor": "#FBE3D5", "edgecolor": COLOURS["amp_fp16"
 
 def survival_figure(found: SurvivalMap) -> Figure:
     """Draw accuracy or death by recipe and batch size for each setting, and the published ImageNet runs beside them."""
-    figure, axes = new_figure(8, 6.4, columns=2, rows=2, dots=FEWER_DOTS)
+    figure, axes = new_figure(8, 6.4, columns=2, rows=2, dots=FEWER_DOTS, alt=_survival_in_words(found))
     rows = list(dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes()))
     places = [axes[0][0], axes[0][1], axes[1][0]]
     for axis, setting in zip(places, ("raw_sum", "raw", "resnet"), strict=True):
@@ -133,6 +139,15 @@ def survival_figure(found: SurvivalMap) -> Figure:
         title(axis, find_setting(setting).title, f"median accuracy; ✗: how many of {seeds} seeds died")
     _imagenet(axes[1][1], rows)
     return figure
+
+
+def _survival_in_words(found: SurvivalMap) -> str:
+    said = []
+    for setting in SETTINGS:
+        deaths = {recipe: sum(found.deaths(setting.name, recipe).values()) for recipe in found.recipes()}
+        dead = [f"{_ROWS[recipe]} {count}" for recipe, count in deaths.items() if count]
+        said.append(f"{setting.title}: {', '.join(dead) or 'none'}")
+    return f"Survival by recipe and batch size, with published ImageNet runs. Runs that died: {'; '.join(said)}."
 
 
 def _imagenet(axis: Axes, rows: list[str]) -> None:
@@ -164,7 +179,13 @@ def _grid(axis: Axes, rows: list[str], sizes: Sequence[int]) -> None:
 
 def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
     """Draw what fp16 would have to hold at the first step, by batch size, against its largest number."""
-    figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS)
+    over = [
+        f"{setting.title} {max(step.loss_sum for step in steps if step.setting == setting.name):,.0f}"
+        for setting in SETTINGS
+        if any(step.setting == setting.name for step in steps)
+    ]
+    alt = f"Sum of losses and largest gradient of the first step by batch size. Largest sums: {'; '.join(over)}."
+    figure, axes = new_figure(8, 2.9, columns=2, sharey=True, dots=FEWER_DOTS, alt=alt)
     looks = {"resnet": ("#0072B2", "o"), "raw": ("#009E73", "s"), "raw_sum": ("#D55E00", "^")}
     for axis, field, head in (
         (axes[0], "loss_sum", "Sum of the batch's losses"),
@@ -192,7 +213,12 @@ def first_step_figure(steps: Sequence[FirstStep]) -> Figure:
 def guide_figure(leaves: Sequence[Leaf]) -> Figure:
     """Draw the decision guide: a branch for each hardware, on it a line for each leaf, first match first."""
     high = 0.34
-    figure, axis = new_figure(8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=FEWER_DOTS)
+    first = "; ".join(
+        f"{label}: {next(leaf for leaf in reversed(leaves) if leaf.hardware == hardware).build().label}"
+        for hardware, label in HARDWARE.items()
+    )
+    alt = f"A guide from hardware, model and symptom to a recipe, {len(leaves)} lines. If nothing special is the matter: {first}."
+    figure, axis = new_figure(8, 0.75 + high * (len(leaves) + 0.35 * len(HARDWARE)), dots=FEWER_DOTS, alt=alt)
     place, last = 0.0, 0.0
     for hardware, label in HARDWARE.items():
         mine = [leaf for leaf in leaves if leaf.hardware == hardware]

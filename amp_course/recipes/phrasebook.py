@@ -1,7 +1,8 @@
 """Hold the phrasebook: what seven libraries call the same thing. Plain data, and a table that shows some of them side by side.
 
 The loops stand in `phrasebook_loops/`; `make test-phrasebook` runs those that run on a CPU, compares their losses, and looks up
-every name in `Library.names` in the installed version. What Apex and Colossal-AI say was read, not run.
+every name in `Library.names` in the installed version. What Apex and Colossal-AI do was read in their sources, not run: Apex at
+tag 25.05, Colossal-AI at tag v0.5.0. Paddle's fp16 O2, which needs a GPU, was read in python/paddle/amp as well.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ LIBRARIES = (
     Library(
         "apex",
         "Apex",
-        "0.1",
-        "https://nvidia.github.io/apex/amp.html",
-        not_run="it needs CUDA and is built from source (the `apex` on PyPI is another project), and NVIDIA has deprecated its "
-        "AMP in favour of PyTorch's: https://github.com/NVIDIA/apex/issues/1214",
+        "tag 25.05, the last with amp",
+        "https://github.com/NVIDIA/apex/tree/25.05/apex/amp",
+        not_run="it needs CUDA and is built from source (the `apex` on PyPI is another project), and NVIDIA removed "
+        "`apex.amp` in tag 25.07 (https://github.com/NVIDIA/apex/pull/1896), after years of recommending PyTorch's AMP instead",
     ),
     Library(
         "colossalai",
@@ -169,6 +170,19 @@ PHRASES = (
         "inside, with fp16 alone: `accelerator.scaler`; set by `GradScalerKwargs`",
         "inside, with 16-mixed alone: `MixedPrecision(…, scaler=…)` among `plugins` sets it",
     ),
+    # Apex: apex/amp/scaler.py. Colossal-AI: booster/mixed_precision/fp16_torch.py, booster/plugin/low_level_zero_plugin.py and
+    # amp/naive_amp/grad_scaler/dynamic_grad_scaler.py. Paddle: python/paddle/amp/grad_scaler.py.
+    _phrase(
+        "the scaler's defaults",
+        "65,536; doubles after 2,000 good steps, halves after 1 bad one",
+        "the same",
+        "the same, but never above `max_loss_scale=2**24`",
+        "`fp16`: the same; naive and `LowLevelZeroPlugin`: doubles after 1,000 good steps, halves from the second bad one on "
+        "(`hysteresis=2`)",
+        "the same since 2.5; before that, and in many a guide, 32,768 and 1,000 steps",
+        "the same",
+        "the same",
+    ),
     _phrase(
         "backward",
         "`scaler.scale(loss).backward()`",
@@ -185,7 +199,8 @@ PHRASES = (
         "`scaler.unscale_(optimizer)`, then `clip_grad_norm_(model.parameters(), …)`",
         "unscaled when `scale_loss` ends; then `clip_grad_norm_(amp.master_params(optimizer), …)`",
         "`optimizer.clip_grad_by_norm(…)` does both",
-        "`grad_clip=ClipGradByGlobalNorm(…)` of the optimizer, which runs after the scaler's unscaling; or `scaler.unscale_`",
+        "`grad_clip=ClipGradByGlobalNorm(…)` of the optimizer, which runs after the scaler's unscaling; or `scaler.unscale_`. "
+        "Under O2 gradients are divided in fp16, unless `decorate(…, master_grad=True)` makes them fp32 first",
         "`accelerator.clip_grad_norm_(model.parameters(), …)` does both",
         "`fabric.clip_gradients(model, optimizer, max_norm=…)` does both",
     ),
@@ -223,14 +238,15 @@ PHRASES = (
         "accumulation",
         "scale and `backward()` a micro-batch; unscale, step, update once",
         "scale and `backward()` a micro-batch; unscale, step, update once",
-        "`scale_loss(loss, optimizer, delay_unscale=True)` for all micro-batches but the last",
+        "`scale_loss` and `backward()` a micro-batch, `step` once; Apex unscales and adds up each time "
+        "(`delay_unscale=True` saves that, and mixes badly with clipping)",
         "`backward` a micro-batch, `step` once; `booster.no_sync` between",
         "scale and `backward()` a micro-batch; `step` and `update` once",
         "`with accelerator.accumulate(model):`, and `gradient_accumulation_steps` divides the loss",
         "`with fabric.no_backward_sync(model):` for all but the last; you divide the loss",
     ),
     _phrase(
-        "op lists of one's own",
+        "your own op lists",
         "none: an island, `torch.autocast(device_type, enabled=False)`",
         "none: an island, `autocast(enabled=False)`",
         "`amp.register_half_function(module, name)`, `amp.register_float_function(…)`",
@@ -238,6 +254,16 @@ PHRASES = (
         "`auto_cast(custom_white_list, custom_black_list)`",
         "none: an island, `accelerator.autocast(AutocastKwargs(enabled=False))`",
         "none: an island, `torch.autocast(device_type, enabled=False)`",
+    ),
+    _phrase(  # Apex: O2StateDictHook in apex/amp/_initialize.py
+        "save the model",
+        "`model.state_dict()`: fp32, as the parameters are",
+        "`model.state_dict()`: fp32, as the parameters are",
+        "`model.state_dict()`: fp32 at every level; under O2 and O3 a hook casts fp16 weights up",
+        "`booster.save_model(model, path)`: as the parameters are",
+        "`model.state_dict()`: as the parameters are, or as `decorate(…, save_dtype=…)` says",
+        "`accelerator.save_model(model, folder)`: fp32, as the parameters are",
+        "`fabric.save(path, state)`: as the parameters are",
     ),
     _phrase(
         "save the scaler",
@@ -275,7 +301,8 @@ PHRASES = (
         "no name: by hand",
         '`opt_level="O2"`',
         'once `AMP_TYPE.NAIVE`; in the Booster a plugin, `LowLevelZeroPlugin(precision="fp16")`',
-        '`level="O2"` with `decorate`',
+        '`level="O2"` with `decorate`; in fp16 LayerNorm and InstanceNorm stay fp32 as well, and an op with one fp32 input runs '
+        "in fp32 (`use_promote=True`)",
         "no name",
         "no name",
     ),

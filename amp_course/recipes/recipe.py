@@ -66,6 +66,8 @@ class _Autocast(BaseRecipe):
 class O1(_Autocast):
     """fp32 weights, autocast to fp16, dynamic loss scale: torch AMP, Apex O1, Paddle O1, Colossal-AI 'fp16'.
 
+    The scaler is torch's. Apex's is the same, except that its scale never exceeds 2**24 (apex/amp/scaler.py, tag 25.05).
+
     dtype:      what autocast casts to, torch.float16 or torch.bfloat16
     loss_scale: "dynamic", a number that stays, or None
     """
@@ -97,7 +99,7 @@ class AMP_BF16(_Autocast):
 class _Half(BaseRecipe):
     """A model in 16 bits. What O2, O3 and the hand-made recipes share.
 
-    fp32_ops: names of ops that run in float32 all the same, their results cast back (Paddle O2's custom_black_list)
+    fp32_ops: names of ops that run in float32 regardless, their results cast back (Paddle O2's custom_black_list)
     """
 
     fp32_ops: tuple[str, ...] = ()
@@ -162,9 +164,14 @@ class _Level(_Half):
 
 @dataclass(frozen=True, kw_only=True)
 class O2(_Level):
-    """fp16 model, fp32 batch norm, fp32 master weights, dynamic loss scale: Apex O2, Paddle O2.
+    """fp16 model, fp32 batch norm, fp32 master weights, dynamic loss scale: Apex O2, tag 25.05.
 
-    Colossal-AI's naive is O2(keep_batchnorm_fp32=False).
+    Relatives that differ in details which are not modelled here:
+    Paddle's fp16 O2 also keeps LayerNorm and InstanceNorm in fp32, runs an op in fp32 if one of its inputs is
+    (`auto_cast(use_promote=True)`), and divides fp16 gradients by the scale in fp16, unless `decorate(master_grad=True)`
+    (python/paddle/amp: `need_keep_fp32`, `amp_guard`, `AmpScaler._unscale`).
+    Colossal-AI's naive is O2(keep_batchnorm_fp32=False) with a scaler that doubles after 1,000 good steps and halves only from
+    the second overflow on (colossalai/amp/naive_amp, tag v0.5.0: `growth_interval=1000`, `hysteresis=2`).
     """
 
     name = "o2"
@@ -173,7 +180,7 @@ class O2(_Level):
 
 @dataclass(frozen=True, kw_only=True)
 class O3(_Level):
-    """fp16 everywhere, no master weights, loss scale 1: Apex O3."""
+    """fp16 everywhere, no master weights, loss scale 1: Apex O3, which saves its weights in fp32 (here: save_dtype)."""
 
     name = "o3"
     label = "O3"
@@ -209,7 +216,10 @@ class PURE_BF16(_Half):
 
 @dataclass(frozen=True, kw_only=True)
 class PURE_BF16_SR(_Half):
-    """bf16 everywhere, the update computed in fp32 and rounded stochastically: torchao's bf16_stochastic_round.
+    """bf16 everywhere, the update computed in fp32 and rounded stochastically.
+
+    torchao's optimizers do so with `bf16_stochastic_round=True`; its Adam8bit, Adam4bit and AdamFp8 compress their state as well
+    (torchao/optim/adam.py, version 0.19), which is not done here.
 
     seed: of the draws that the rounding takes
     """

@@ -52,7 +52,8 @@ class HalfGradScaler(torch.amp.GradScaler):
 
     A half model without master weights has no others. Dividing in fp16 rounds once more, and can lose what scaling saved:
     that is why torch refuses, and one of the things that O3 shows.
-    Source: Apex, whose scaler does so for O3; torch's own ShardedGradScaler, which opens the same door.
+    Source: Apex, whose scaler does so for O3; Paddle, for O2 without `master_grad`; torch's own ShardedGradScaler, which also
+    allows it.
     """
 
     def _unscale_grads_(

@@ -42,7 +42,7 @@ class HalfStepper(Stepper):
     model:               as `to_half` left it
     low:                 the 16-bit dtype
     fp32_outputs:        cast outputs to float32 before the loss, as Apex does; else the loss is computed in 16 bits
-    fp32_ops:            ops that run in float32 all the same, their results cast back
+    fp32_ops:            ops that run in float32 regardless, their results cast back
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class HalfStepper(Stepper):
 
 class MasterStepper(HalfStepper):
     """A half model whose optimizer works on float32 copies of the weights, the masters.
+
+    Gradients are cast to float32 and then divided by the loss scale. (Paddle divides them in fp16, unless `master_grad=True`.)
 
     pairs: (16-bit parameter, its master); parameters that are float32 already are their own masters
 
@@ -126,7 +128,8 @@ class StochasticStepper(HalfStepper):
     """A bf16 model whose update is computed in float32 and rounded back stochastically, one parameter at a time.
 
     The optimizer's state is kept in bf16 too, rounded to nearest.
-    Source: torchao's optimizers with bf16_stochastic_round=True; chapter 02 has the rounding.
+    Source: torchao/optim/adam.py with bf16_stochastic_round=True, without the 8-bit and 4-bit states of its optimizers; chapter
+    02 has the rounding.
     """
 
     def __init__(self, *parts: Any, seed: int, **options: Any) -> None:
@@ -191,7 +194,8 @@ def require_fp32_model(model: nn.Module) -> None:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} is {dtype} already, and a recipe starts from float32 weights and makes its own 16-bit ones: hand "
-                "over the model before half() or bfloat16(), or call model.float() (which brings no lost digits back)"
+                "over the model before half() or bfloat16(), or call "
+                "model.float() (which does not bring back the bits that were rounded away)"
             )
 
 
@@ -217,7 +221,7 @@ def make_masters(
 ) -> tuple[list[nn.Parameter], list[tuple[nn.Parameter, nn.Parameter]]]:
     """Return what an optimizer is to own (masters, and what is float32 already), and the pairs (parameter, master).
 
-    A master begins at its parameter's rounded value, as in Apex and Paddle. A frozen parameter needs none.
+    A master starts at its parameter's rounded value, as in Apex and Paddle. A frozen parameter needs none.
     """
     owned, pairs = [], []
     for parameter in model.parameters():

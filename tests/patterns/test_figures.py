@@ -10,6 +10,7 @@ def test_clipping_draws_a_line_for_each_loop_and_the_limit() -> None:
     assert list(axis.lines[1].get_ydata()) == [1.0, 1 / 16]
     assert {line.get_linestyle() for line in axis.lines[:2]} == {"-", "--"}  # told apart without colour
     assert axis.get_xscale() == axis.get_yscale() == "log"
+    assert "from 1 to 16" in figure.alt and "wrong: 1 at the lowest, 0.062 at the highest" in figure.alt
 
 
 def test_resume_draws_losses_above_scales_and_marks_the_stop() -> None:
@@ -20,3 +21,4 @@ def test_resume_draws_losses_above_scales_and_marks_the_stop() -> None:
     assert [list(line.get_ydata()) for line in above.lines[:2]] == [[3, 2, 1], [3, 2, 2]]
     assert [list(line.get_ydata()) for line in below.lines[:2]] == [[4, 4, 4], [4, 4, 8]]
     assert above.lines[2].get_xdata()[0] == 1.5
+    assert "without: loss 2.00 at the end, loss scale 8 right after the stop" in figure.alt

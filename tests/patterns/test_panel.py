@@ -130,6 +130,7 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
     bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "LoopWorkbench()"
+    assert panel.still().alt.endswith("clipping: clipped-while-scaled.")
     words = [text.get_text() for axis in panel.still().axes for text in axis.texts]
     assert "✗ clipping: clipped-while-scaled" in words
     assert "+         clip_grad_norm_(model.parameters(), max_norm)" in words

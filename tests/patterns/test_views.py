@@ -41,6 +41,18 @@ def test_each_behaviour_is_right_wrong_or_not_judged():
     assert judgements(Audit((), ("objects",)))[1].word == "was not asked for"
 
 
+@pytest.mark.parametrize(
+    "fault", ["sum-not-mean", "wrong-factor", "clipped-while-scaled", "still-scaled", "never-cleared"]
+)
+def test_no_gradient_is_praised_beside_a_fault_in_what_makes_it(fault):
+    """A sum instead of a mean is not the gradient of the fp32 loss, whatever else was checked."""
+    said = {one.behaviour: one for one in judgements(Audit((finding(fault),), tuple(BEHAVIOURS)))}
+    assert sum(one.state == "wrong" for one in said.values()) == 1
+    for behaviour in ("gradient", "shorter last group", "unequal micro-batches"):
+        assert said[behaviour].state == "not judged"
+    assert said["steps"].state == said["overflow"].state == "right"
+
+
 def test_the_headline_counts():
     def said(*names, checked=()):
         audit = Audit(tuple(map(finding, names)), checked)

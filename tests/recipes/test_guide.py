@@ -77,6 +77,7 @@ def test_an_unknown_word_is_told_the_choices(case: tuple[str, ...], words: str) 
 
 def test_the_figure_has_a_line_for_each_leaf() -> None:
     figure = guide_figure(LEAVES)
+    assert "GPU with bf16 (A100 and newer): AMP bf16" in figure.alt
     written = [text.get_text() for text in figure.axes[0].texts]
     for leaf in LEAVES:
         assert leaf.advice in written

@@ -143,6 +143,7 @@ def test_the_record_is_what_comes_out_here(recipe):
 def test_survival_figure_has_every_cell():
     found = load_survival()
     figure = survival_figure(found)
+    assert "Runs that died: " in figure.alt
     for axis, setting in zip(
         (figure.axes[0], figure.axes[1], figure.axes[2]), ("raw_sum", "raw", "resnet"), strict=True
     ):

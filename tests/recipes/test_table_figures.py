@@ -10,7 +10,9 @@ from amp_course.recipes.figures import distance_figure, recipe_table_figure
 
 def test_table_figure_writes_every_sum_and_every_format():
     table = measure_all(ALL, DigitsResNet(2), torch.rand(4, 1, 8, 8), torch.arange(4))
-    kept, activations = recipe_table_figure(table).axes
+    figure = recipe_table_figure(table)
+    assert all(f"{row.label} {row.bytes_per_parameter:.1f} and " in figure.alt for row in table.rows)
+    kept, activations = figure.axes
     words = [text.get_text().strip() for text in kept.texts]
     for row in table.rows:
         assert f"{row.bytes_per_parameter:.1f}" in words
@@ -21,7 +23,9 @@ def test_table_figure_writes_every_sum_and_every_format():
 
 
 def test_distances_are_drawn_with_the_limit():
-    axis = distance_figure({O2(): [2**-12, 2**-11], O3(): [2**-9, 2**-8]}, 2**-10).axes[0]
+    figure = distance_figure({O2(): [2**-12, 2**-11], O3(): [2**-9, 2**-8]}, 2**-10)
+    assert "O2 4.9e-04; O3 3.9e-03" in figure.alt
+    (axis,) = figure.axes
     lines = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
     assert lines["O2"] == [2**-12, 2**-11] and lines["O3"] == [2**-9, 2**-8]
     assert [2**-10, 2**-10] in lines.values()

@@ -1,4 +1,4 @@
-"""The loop in NVIDIA Apex, version 0.1, whose `apex.amp` is deprecated in favour of PyTorch's. Not run: it needs CUDA.
+"""The loop in NVIDIA Apex up to tag 25.05; `apex.amp` was removed in 25.07 in favour of PyTorch's. Not run: it needs CUDA.
 
 Apex has no bf16: "fp32" is O0 and "fp16" is O1, or O2 and O3, its half models with and without master weights.
 """
