@@ -102,7 +102,7 @@ class MachineReport:
     def _facts(self) -> list[tuple[str, str]]:
         memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"
         capability = f", compute capability {self.compute_capability}" if self.compute_capability else ""
-        cuda = f" (CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
+        cuda = f" (built for CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
         return [
             ("device", f"{self.device}: {self.device_name}{capability}"),
             ("memory", memory),

@@ -127,11 +127,10 @@ def report_card_figure(card: ReportCard) -> Figure:
     names = card.workloads()
     recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
     tall = 0.24 * (len(recipes) + 1) * len(names)
-    said = "; ".join(
-        f"{row.title} in {row.recipe.label}, {card.speedup(row):.2f} times as fast, {bytes_text(row.peak_bytes)}"
-        for row in card.rows
+    alt = (
+        f"Report card: {len(names)} trainings under {len(recipes)} recipes, speed and peak memory as bars, compared with "
+        "fp32, with the numbers of the table above; below them, speed-ups that others published."
     )
-    alt = f"Report card: speed compared with fp32, and peak memory. {said}. Below, speed-ups that others published."
     figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8], alt=alt)
     axes, published_axis = axes[0], _merged(axes[1])
     for axis, value, text, head in (

@@ -22,6 +22,7 @@ from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 
 _LOOK = 3  # steps of the first turn: enough to see which recipe is too slow to finish
+_SLOW = 2  # times the baseline's fastest step: a recipe above that is not slow by chance
 _TURNS = 4  # after it, the recipes take turns this often, so that a machine that slows down slows them all
 
 
@@ -172,9 +173,9 @@ def make_report_card(
 ) -> ReportCard:
     """Train every workload under every recipe, in turn, and collect the rows.
 
-    max_seconds: a limit for one workload under one recipe. A recipe is stopped as soon as it cannot finish within it, even
-        at the pace of its fastest step so far; two steps always run, since memory is counted in the second. The card says
-        what was stopped.
+    max_seconds: a limit for one workload under one recipe. One that is slower than the first recipe and cannot finish in time,
+        even at the pace of its fastest step so far, is stopped at once. Two steps always run, since memory is counted in the
+        second. The card says what was stopped.
     """
     workloads = workloads or (simple_net(device), digits_resnet(device), char_gpt(device))
     recipes = recipes or recipes_for(device)
@@ -186,7 +187,7 @@ def _run(workload: Workload, recipes: Sequence[AnyRecipe], max_seconds: float) -
     trainings = [_Training(workload, recipe, max_seconds) for recipe in recipes]
     for steps in _turns(workload.steps):
         for training in trainings:
-            training.go_on(steps)
+            training.go_on(steps, trainings[0])
     return [training.row() for training in trainings]
 
 
@@ -207,8 +208,8 @@ class _Training:
         self.steps_left, self.seconds_left = workload.steps, max_seconds
         self.stopped = False
 
-    def go_on(self, steps: int) -> None:
-        """Take so many steps more, unless stopped, and stop if the rest takes too long even at the pace of the fastest step."""
+    def go_on(self, steps: int, baseline: _Training) -> None:
+        """Take so many steps more, unless stopped; stop if time is up, or a slow recipe can be seen to need too much of it."""
         if self.stopped:
             return
         began = time.monotonic()
@@ -216,8 +217,14 @@ class _Training:
         self.seconds_left -= time.monotonic() - began
         self.records.append(record)
         self.steps_left -= len(record.losses)
-        fastest = min(seconds for record in self.records for seconds in record.step_seconds)
-        self.stopped = self.steps_left > 0 and (not record.complete or fastest * self.steps_left > self.seconds_left)
+        # A baseline that is slow because the machine is busy uses all its time: every other recipe is compared with it.
+        needed = self.fastest * (self.steps_left if self.fastest > _SLOW * baseline.fastest else 1)
+        self.stopped = self.steps_left > 0 and (not record.complete or needed > self.seconds_left)
+
+    @property
+    def fastest(self) -> float:
+        """The seconds of the fastest step so far."""
+        return min(seconds for record in self.records for seconds in record.step_seconds)
 
     def row(self) -> Row:
         """Return what was measured; the accuracy only of a training that was not stopped."""

@@ -49,11 +49,11 @@ def _describe_workload(card: ReportCard, workload: str) -> str:
         said += [_describe_speed(card, base, best), _describe_memory(base, best), _describe_quality(base, best)]
     elif any(row.stopped for row in others) and not base.stopped:
         said.append(f"Only {_label(base)} finished in time.")
-    said += [_describe_stopped(base, row) for row in others if row.stopped]
     dead = [_label(row) for row in card.of(workload) if row.died]
     if dead:
         said.append(f"The loss became inf or NaN under {' and '.join(dead)}: chapter 08 says why.")
-    return " ".join(filter(None, said))
+    stopped = [_describe_stopped(base, row) for row in others if row.stopped]
+    return " ".join(filter(None, said)) + "".join(f"\n{item}" for item in ["", *stopped] if stopped)
 
 
 _BUSY = "the time limit is too short for a machine as slow, or as busy, as this one. Raise `max_seconds`."
@@ -112,16 +112,17 @@ def _describe_quality(base: Row, row: Row) -> str:
 
 
 def _describe_stopped(base: Row, row: Row) -> str:
-    ratio = row.timing.median / base.timing.median
-    seconds = f"{seconds_text(row.timing.median)} a step, against {seconds_text(base.timing.median)} in {_label(base)}"
-    if ratio > SLOWER:
-        pace = f"{_label(row)} was stopped after {_steps(row)}, because it takes {_times(ratio)} as long ({seconds})."
-    else:
-        pace = f"{_label(row)} was stopped after {_steps(row)}, though it is not slow ({seconds}): {_BUSY}"
-    share = row.peak_bytes / base.peak_bytes
+    ratio, share = row.timing.median / base.timing.median, row.peak_bytes / base.peak_bytes
+    seconds = f"{seconds_text(row.timing.median)} a step instead of {seconds_text(base.timing.median)}"
+    pace = (
+        f"at {_times(ratio)} {_label(base)}'s time ({seconds})."
+        if ratio > SLOWER
+        else f"though it is not slow ({seconds}): {_BUSY}"
+    )
     return (
-        f"{pace} That was enough to count its memory: a peak of {bytes_text(row.peak_bytes)}, {share:.0%} of {_label(base)}'s, "
-        f"with {bytes_text(row.activation_bytes)} of activations instead of {bytes_text(base.activation_bytes)}."
+        f"- **{_label(row)}** was stopped after {_steps(row)}, {pace} Its memory is known anyway: it peaks at "
+        f"{bytes_text(row.peak_bytes)}, {share:.0%} of {_label(base)}'s, and keeps {bytes_text(row.activation_bytes)} of "
+        f"activations instead of {bytes_text(base.activation_bytes)}."
     )
 
 

@@ -36,7 +36,7 @@ def taste(device: torch.device, max_seconds: float = 20) -> tuple[Side, Side]:
     sessions = [workload.start(recipe) for recipe in (FP32, AMP_BF16)]
     records: list[list[RunRecord]] = [[], []]
     began, fastest = time.monotonic(), 0.0
-    while len(records[0]) < _ROUNDS and time.monotonic() + fastest <= began + max_seconds:
+    while not records[0] or (len(records[0]) < _ROUNDS and time.monotonic() + fastest <= began + max_seconds):
         pass_began = time.monotonic()
         for session, done in zip(sessions, records, strict=True):
             done.append(session.run(_STEPS))

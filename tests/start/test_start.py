@@ -64,7 +64,7 @@ def test_words_ask_the_machine_only_if_amp_is_slower(monkeypatch):
     assert "41.2 times" in in_words(base, Side(AMP_BF16, 0.2, 50, 0.99)) and len(asked) == 1
 
 
-@pytest.mark.parametrize(("limit", "passes"), [(20.0, 4), (4.5, 2), (0.0, 1)])
+@pytest.mark.parametrize(("limit", "passes"), [(20.0, 4), (4.5, 2), (0.0, 1), (-1.0, 1)])
 def test_taste_keeps_its_time_limit_and_both_sides_take_the_same_steps(monkeypatch, limit, passes):
     now, steps = [0.0], {"fp32": 0, "amp_bf16": 0}
     real = Session.run
