@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ class FakeEvent:
     """Stand in for torch.cuda.Event: its time is a counter, in milliseconds."""
 
     clock = 0
-    waited_for: list[int] = []
+    waited_for: ClassVar[list[int]] = []
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing

@@ -6,10 +6,11 @@ import torch
 
 from amp_course.checking import progress
 from amp_course.course import CHAPTERS, available
+from amp_course.kit.data import digit_batches, digits
 from amp_course.kit.dtypes import DtypeSupport
 from amp_course.loop import AMP_BF16, FP32
 from amp_course.loop.exercises import count_bytes
-from amp_course.loop.workloads import Session
+from amp_course.loop.workloads import Session, digits_resnet
 from amp_course.start import CourseMap, in_words, taste
 from amp_course.start.figures import taste_figure
 from amp_course.start.taste import Side
@@ -53,6 +54,17 @@ def test_words_follow_the_numbers(seconds, peak, accuracy, bf16, words):
     text = in_words(base, Side(AMP_BF16, seconds, peak, accuracy), bf16)
     assert all(word in text for word in words)
     assert ("emulate" in text) == (bf16 is EMULATED)
+
+
+def test_the_order_of_the_batches_moves_the_accuracy_by_points():
+    """As the words claim: in the taste's training, in fp32, after its least number of passes."""
+    found = []
+    for seed in range(4):
+        stepper = digits_resnet(torch.device("cpu")).start(FP32).stepper
+        for inputs, targets in digit_batches(digits(), 64, epochs=1, seed=seed):
+            stepper.step(inputs, targets)
+        found.append(stepper.accuracy(digits().test_x, digits().test_y))
+    assert max(found) - min(found) > 0.02
 
 
 def test_words_ask_the_machine_only_if_amp_is_slower(monkeypatch):
