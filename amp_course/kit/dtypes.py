@@ -88,10 +88,10 @@ def explain_emulated(supports: Iterable[DtypeSupport]) -> str:
     one = len(names) == 1
     return (
         f"{' and '.join(names)} {'is' if one else 'are'} emulated here: torch has no fast matmul for {'it' if one else 'them'} "
-        f"on this machine and takes a slower way, so AMP in {' or '.join(names)} costs time here instead of saving it. That is "
-        f"common, and nothing is broken. {'; '.join(_ELSEWHERE[name] for name in names)}. Everything but the times is as real "
-        "here as there: how numbers round, overflow and vanish, what autocast decides, what the scaler does, and how many bytes "
-        "a step needs."
+        f"on this machine and falls back to a slow one, so AMP in {' or '.join(names)} costs time here instead of saving it. "
+        f"That is common, and nothing is broken. {'; '.join(_ELSEWHERE[name] for name in names)}. Everything but the times is "
+        "as real here as there: how numbers round, overflow and vanish, what autocast decides, what the scaler does, and how "
+        "many bytes a step needs."
     )
 
 

@@ -105,7 +105,7 @@ def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
 
 def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
     """Draw the loss scale that each step used, with the skipped steps marked."""
-    path = f"from {scales[0]:,g} to {scales[-1]:,g}" if scales else "of no step"
+    path = f"from {scales[0]:,.0f} to {scales[-1]:,.0f}" if scales else "of no step"
     figure, axis = new_figure(
         7.2,
         2.4,

@@ -107,7 +107,9 @@ def _describe_quality(base: Row, row: Row) -> str:
     if base.stopped:
         return ""
     if row.accuracy is not None and base.accuracy is not None:
-        return f"Accuracy: {base.accuracy:.1%} in {_label(base)}, {row.accuracy:.1%} in {_label(row)}."
+        apart = abs(row.accuracy - base.accuracy)
+        noise = f" After only {row.planned_steps} steps, a few points are noise." if apart > 0.005 else ""
+        return f"Accuracy: {base.accuracy:.1%} in {_label(base)}, {row.accuracy:.1%} in {_label(row)}.{noise}"
     return f"Final loss: {base.final_loss:.4f} in {_label(base)}, {row.final_loss:.4f} in {_label(row)}."
 
 
