@@ -116,13 +116,14 @@ def _describe_quality(base: Row, row: Row) -> str:
 def _describe_stopped(base: Row, row: Row) -> str:
     ratio, share = row.timing.median / base.timing.median, row.peak_bytes / base.peak_bytes
     seconds = f"{seconds_text(row.timing.median)} a step instead of {seconds_text(base.timing.median)}"
-    pace = (
-        f"at {_times(ratio)} {_label(base)}'s time ({seconds})."
-        if ratio > SLOWER
-        else f"though it is not slow ({seconds}): {_BUSY}"
-    )
+    if ratio > SLOWER:
+        pace = f"was stopped after {_steps(row)}, at {_times(ratio)} {_label(base)}'s time ({seconds})."
+    elif base.stopped:
+        pace = f"was stopped too, after {_steps(row)} ({seconds})."
+    else:
+        pace = f"was stopped after {_steps(row)}, though it is not slow ({seconds}): {_BUSY}"
     return (
-        f"- **{_label(row)}** was stopped after {_steps(row)}, {pace} Its memory is known anyway: it peaks at "
+        f"- **{_label(row)}** {pace} Its memory is known anyway: it peaks at "
         f"{bytes_text(row.peak_bytes)}, {share:.0%} of {_label(base)}'s, and keeps {bytes_text(row.activation_bytes)} of "
         f"activations instead of {bytes_text(base.activation_bytes)}."
     )

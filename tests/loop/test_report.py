@@ -127,6 +127,8 @@ def test_one_emulated_format_is_explained_alone(machine):
 def test_a_recipe_stopped_on_a_busy_machine_is_not_called_slow(machine):
     text = card(machine, row(FP32, 0.01), row(AMP_BF16, 0.005, steps=4)).paragraph()
     assert "stopped after 4 of 20 steps, though it is not slow" in text and "emulated" not in text
+    text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.01, steps=4)).paragraph()
+    assert "**AMP bf16** was stopped too, after 4 of 20 steps" in text and text.count("Raise `max_seconds`") == 1
     text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.005)).paragraph()
     assert (
         "Even fp32 was stopped, after 5 of 20 steps" in text and "AMP bf16 helped" in text and "Final loss" not in text
