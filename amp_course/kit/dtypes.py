@@ -6,7 +6,7 @@ fp32 and back as fast as it computes passes for native.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,6 +69,30 @@ def judge(name: str, measured: float | str, fp32: float | str) -> DtypeSupport:
     if times > SLOWER:
         return DtypeSupport(name, "emulated", measured, times, "works, but slower than fp32")
     return DtypeSupport(name, "native", measured, times, "faster than fp32" if times < FASTER else "")
+
+
+_ELSEWHERE = {  # Intel's and AMD's instruction sets; NVIDIA's whitepapers of Volta (V100) and Ampere (A100)
+    "bf16": "bf16 is fast on CPUs that have AVX512-BF16 or AMX instructions, and on NVIDIA GPUs from Ampere on",
+    "fp16": "fp16 is fast on GPUs with tensor cores, NVIDIA's from Volta on, and on hardly any CPU",
+}
+
+
+def explain_emulated(supports: Iterable[DtypeSupport]) -> str:
+    """Explain the 16-bit formats that are emulated: why they are slow, where they are not, what is true anyway; "" if none is.
+
+    Example: bf16 native, fp16 emulated → "fp16 is emulated here: …"
+    """
+    names = [support.name for support in supports if support.state == "emulated" and support.name in _ELSEWHERE]
+    if not names:
+        return ""
+    one = len(names) == 1
+    return (
+        f"{' and '.join(names)} {'is' if one else 'are'} emulated here: torch has no fast matmul for {'it' if one else 'them'} "
+        f"on this machine and falls back to a slow one, so AMP in {' or '.join(names)} costs time here instead of saving it. "
+        f"That is common, and nothing is broken. {'; '.join(_ELSEWHERE[name] for name in names)}. Everything but the times is "
+        "as real here as there: how numbers round, overflow and vanish, what autocast decides, what the scaler does, and how "
+        "many bytes a step needs."
+    )
 
 
 def _matmul_seconds(device: torch.device) -> dict[str, float | str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support
+from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support, explain_emulated
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
 
@@ -64,6 +64,11 @@ class MachineReport:
         """What the numbers mean for mixed precision here, one sentence a format."""
         return " ".join(filter(None, map(_sentence, self.dtypes)))
 
+    @property
+    def explanation(self) -> str:
+        """Why formats are slow here, where they are not, and what is true anyway; "" if none is emulated."""
+        return explain_emulated(self.dtypes)
+
     def __str__(self) -> str:
         """Write the report as plain text."""
         lines = [f"{name:<9}{value}" for name, value in self._facts()]
@@ -72,7 +77,7 @@ class MachineReport:
             cells = "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False))
             lines.append((cells + row[-1]).rstrip())
         lines.insert(len(self._facts()), "")
-        return "\n".join([*lines, "", self.reading.replace(". ", ".\n")])
+        return "\n".join([*lines, "", f"{self.reading} {self.explanation}".strip().replace(". ", ".\n")])
 
     def _repr_html_(self) -> str:
         """Write the report for a notebook, in the colours of its theme."""
@@ -86,17 +91,18 @@ class MachineReport:
         facts = "".join(row(fact, "td") for fact in self._facts())
         head = row(("dtype", "state", "per matmul", "time/fp32", "note"), "th")
         body = "".join(row(values, "td", line) for values in self._rows())
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in (self.reading, self.explanation) if text)
         table = 'style="border-collapse:collapse; margin:0 0 8px 0; font-size:13px;"'
         return (
             '<div style="color:var(--jp-content-font-color1, inherit); line-height:1.4; max-width:60em;">'
             f"<table {table}>{facts}</table><table {table}><thead>{head}</thead><tbody>{body}</tbody></table>"
-            f"<p>{html.escape(self.reading)}</p></div>"
+            f"{paragraphs}</div>"
         )
 
     def _facts(self) -> list[tuple[str, str]]:
         memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"
         capability = f", compute capability {self.compute_capability}" if self.compute_capability else ""
-        cuda = f" (CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
+        cuda = f" (built for CUDA {self.cuda_version})" if self.cuda_version else " (built without CUDA)"
         return [
             ("device", f"{self.device}: {self.device_name}{capability}"),
             ("memory", memory),

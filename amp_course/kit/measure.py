@@ -94,7 +94,9 @@ def time_step(
     """Run `step()` `warmup` times, then `repeats` times clocked, each from idle device to idle device.
 
     The first steps are slower than the rest (memory is allocated, kernels are chosen and loaded): that is
-    what warm-up is for. `max_seconds` ends the clocked steps early, after the one that passes it.
+    what warm-up is for. `max_seconds` is a limit for all steps together, warm-up included: a step begins only
+    if it would end in time at the pace of the fastest so far. The first one always runs; if the limit ends the
+    warm-up, the last step is the sample.
 
     Raises TypeError for a step that cannot be called, ValueError for fewer than 1 repeat or a negative
     warm-up.
@@ -109,16 +111,17 @@ def time_step(
         raise ValueError(f"repeats is {repeats}: a time needs at least 1 clocked step.")
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: pass 0 or more.")
-    for _ in range(warmup):
-        step()
-    samples: list[float] = []
-    while len(samples) < repeats and (max_seconds is None or sum(samples) < max_seconds or not samples):
+    taken: list[float] = []
+    while len(taken) < warmup + repeats:
+        pace = min(taken[1:], default=0.0)  # the first step is too slow to judge the others by
+        if taken and max_seconds is not None and sum(taken) + pace > max_seconds:
+            break
         synchronize(device)
         start = time.perf_counter()
         step()
         synchronize(device)
-        samples.append(time.perf_counter() - start)
-    return Timing(tuple(samples))
+        taken.append(time.perf_counter() - start)
+    return Timing(tuple(taken[warmup:] or taken[-1:]))
 
 
 class StepTimer:
@@ -151,6 +154,11 @@ class StepTimer:
             raise RuntimeError("stop() without start(): call start() at the beginning of each step.")
         self._marks.append((self._started, self._mark()))
         self._started = None
+
+    def wait(self, steps: int) -> None:
+        """Wait until a GPU is at most `steps` steps behind the program; elsewhere a stopped step is done already."""
+        if self.device.type == "cuda" and len(self._marks) > steps:
+            self._marks[-1 - steps][1].synchronize()
 
     def seconds(self) -> list[float]:
         """Return the seconds of each finished step, in order."""

@@ -25,7 +25,8 @@ _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps a n
 
 def step_times_figure(records: Sequence[RunRecord]) -> Figure:
     """Draw every step's time of some runs, warm-up hollow, with the median and quartiles of the rest."""
-    figure, axis = new_figure(7.2, 2.9)
+    medians = " and ".join(f"{seconds_text(record.timing.median)} in {record.recipe.label}" for record in records)
+    figure, axis = new_figure(7.2, 2.9, alt=f"The time of every training step; the median step takes {medians}.")
     for record in records:
         colour, n = COLOURS[record.recipe.name], record.warmup
         milliseconds = [seconds * 1e3 for seconds in record.step_seconds]
@@ -48,7 +49,8 @@ def step_times_figure(records: Sequence[RunRecord]) -> Figure:
 
 def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
     """Draw how far off each way of timing is: its name, and (its answer, the honest one) in milliseconds."""
-    figure, axis = new_figure(7.2, 1.1 + 0.4 * len(ways))
+    said = "; ".join(f"{name}: {wrong:.3g} ms instead of {honest:.3g} ms" for name, (wrong, honest) in ways.items())
+    figure, axis = new_figure(7.2, 1.1 + 0.4 * len(ways), alt=f"What each wrong way of timing measures. {said}.")
     names = list(ways)[::-1]
     for row, name in enumerate(names):
         wrong, honest = ways[name]
@@ -66,7 +68,13 @@ def fooled_figure(ways: Mapping[str, tuple[float, float]]) -> Figure:
 
 def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
     """Draw the parts of a step's memory, stacked, one bar for each name; the peak is the line across."""
-    figure, axis = new_figure(7.2, 1.2 + 0.5 * len(memories))
+    said = "; ".join(
+        f"{name}: a peak of {bytes_text(memory.peak)}, {bytes_text(memory.activations)} of it activations"
+        for name, memory in memories.items()
+    )
+    figure, axis = new_figure(
+        7.2, 1.2 + 0.5 * len(memories), alt=f"Where the memory of one training step goes. {said}."
+    )
     names = list(memories)[::-1]
     for row, name in enumerate(names):
         memory, left = memories[name], 0.0
@@ -97,7 +105,12 @@ def memory_figure(memories: Mapping[str, StepMemory]) -> Figure:
 
 def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
     """Draw the loss scale that each step used, with the skipped steps marked."""
-    figure, axis = new_figure(7.2, 2.4)
+    path = f"from {scales[0]:,.0f} to {scales[-1]:,.0f}" if scales else "of no step"
+    figure, axis = new_figure(
+        7.2,
+        2.4,
+        alt=f"The loss scale over {len(scales)} training steps, {path}; {len(skipped)} skipped steps are marked.",
+    )
     axis.step(range(len(scales)), scales, where="mid", color=COLOURS["amp_fp16"], lw=1.5)
     axis.plot(skipped, [scales[n] for n in skipped], "X", color=INK, ms=8, label="step skipped", ls="none")
     axis.set_yscale("log", base=2)
@@ -114,7 +127,11 @@ def report_card_figure(card: ReportCard) -> Figure:
     names = card.workloads()
     recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
     tall = 0.24 * (len(recipes) + 1) * len(names)
-    figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8])
+    alt = (
+        f"Report card: {len(names)} trainings under {len(recipes)} recipes, speed and peak memory as bars, compared with "
+        "fp32, with the numbers of the table above; below them, speed-ups that others published."
+    )
+    figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8], alt=alt)
     axes, published_axis = axes[0], _merged(axes[1])
     for axis, value, text, head in (
         (
@@ -166,7 +183,8 @@ def save_report_card(card: ReportCard, folder: Path | str) -> tuple[Path, Path]:
 
 def speed_up_figure(points: Sequence[tuple[str, str, float]]) -> Figure:
     """Draw speed-ups, one bar for each (recipe's name, label, fp32's time over the recipe's)."""
-    figure, axis = new_figure(7.2, 0.9 + 0.3 * max(1, len(points)))
+    said = "; ".join(f"{label}: {speedup:.2f}" for _, label, speedup in points) or "nothing measured yet"
+    figure, axis = new_figure(7.2, 0.9 + 0.3 * max(1, len(points)), alt=f"Speed-ups over fp32, one bar each. {said}.")
     for row, (recipe, _, speedup) in enumerate(points[::-1]):
         axis.barh(row, speedup, color=COLOURS[recipe], hatch=HATCHES[recipe], edgecolor="white")
         axis.text(speedup, row, f" {speedup:.2f} ×", va="center", fontsize=8)

@@ -9,17 +9,18 @@ import ipywidgets as widgets
 import torch
 from matplotlib.figure import Figure
 
+from amp_course.kit.dtypes import DtypeSupport, dtype_support
 from amp_course.kit.hardware import pick_device
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.style import png
 from amp_course.loop.figures import speed_up_figure
 from amp_course.loop.recipe import FP32, RECIPES, recipes_for
-from amp_course.loop.train import join
+from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import simple_net
 
 _ROUNDS, _STEPS = 6, 6
-_MAX_SECONDS = 0.7  # for a recipe and a round: fp16 on a CPU may take a hundred times as long
+_MAX_SECONDS = 2.0  # for each of the two: a recipe that is emulated may take a hundred times as long
 _MAX_BARS = 12
 
 
@@ -45,11 +46,16 @@ class Measured:
 
 
 def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> Measured:
-    """Time SimpleNet's step in fp32 and under a recipe, in turn; medians after the warm-up."""
+    """Time SimpleNet's step in fp32 and under a recipe, in turn, for some two seconds each; medians after the warm-up."""
     workload = simple_net(device, width, batch)
     sides = [workload.start(FP32), workload.start(RECIPES[recipe])]
-    runs = [[side.run(_STEPS, _MAX_SECONDS) for side in sides] for _ in range(_ROUNDS)]
-    base, other = (join([run[side] for run in runs]).timing.median for side in (0, 1))
+    runs: list[list[RunRecord]] = [[], []]
+    for _ in range(_ROUNDS):
+        for side, done in zip(sides, runs, strict=True):
+            left = _MAX_SECONDS - sum(sum(record.step_seconds) for record in done)
+            if all(record.complete for record in done) and left > 0:
+                done.append(side.run(_STEPS, left))
+    base, other = (join(done).timing.median for done in runs)
     return Measured(recipe, width, batch, base, other)
 
 
@@ -75,13 +81,14 @@ class StepExplorer(Panel):
             value="amp_bf16",
             description="against fp32",
             style=WIDE,
-            tooltip="the recipe that is timed beside fp32",
+            tooltip="the recipe to compare with fp32",
         )
         self.measure = widgets.Button(
-            description="Measure", button_style="primary", tooltip="time both and add a bar (a second or two)"
+            description="Measure", button_style="primary", tooltip="time both and add a bar (a few seconds)"
         )
         self.clear = widgets.Button(description="Clear", tooltip="remove all bars")
         self.results: list[Measured] = []
+        self._supports: tuple[DtypeSupport, ...] = ()  # measured once a recipe is slower than fp32
         self.measure.on_click(lambda _: self._measure())
         self.clear.on_click(lambda _: self._clear())
         buttons = widgets.HBox([self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em"))
@@ -105,11 +112,25 @@ class StepExplorer(Panel):
             self.results = [*self.results, found][-_MAX_BARS:]
             self.tell(
                 f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, {RECIPES[found.recipe].label} "
-                f"{seconds_text(found.seconds)}, <b>{found.speedup:.2f} times</b> as fast."
+                f"{seconds_text(found.seconds)}, <b>{found.speedup:.2f} times</b> as fast.{self._advice(found)}"
             )
             self._redraw()
         finally:
             self.measure.disabled = False
+
+    def _advice(self, found: Measured) -> str:
+        """Say what to make of a slower recipe, which on some machines is every one at every size."""
+        if found.speedup >= 1:
+            return ""
+        label = RECIPES[found.recipe].label
+        self._supports = self._supports or dtype_support(self.device)
+        support = next(support for support in self._supports if support.name == label.split()[-1])
+        if support.state != "emulated" or support.times_fp32 is None:
+            return f" {label} does not pay at this size: try a wider net or a larger batch."
+        return (
+            f" Matmuls in {support.name} take {support.times_fp32:.1f} times as long as in fp32 on this machine, so {label} may "
+            "pay at no size here. Section 6 shows what it saves anyway: memory."
+        )
 
     def _clear(self) -> None:
         self.results = []
@@ -121,7 +142,7 @@ class StepExplorer(Panel):
         self.view.layout.display = ""
 
     def still(self) -> Figure:
-        """Return the bars as they stand."""
+        """Return the bars so far."""
         return speed_up_figure([(found.recipe, found.label, found.speedup) for found in self.results])
 
     def __repr__(self) -> str:

@@ -35,10 +35,10 @@ PUBLISHED = (
         "Paddle, “Automatic mixed precision training”",
     ),
     Published(
-        "ResNet-50: half, fp32 batch norm",
+        "ResNet-50: fp16 (half, fp32 batch norm?)",
         "8 × V100",
         "fp32 7:47 min",
-        "half model, fp32 batch norm 4:46 min",
+        "fp16 4:46 min; its recipe is not told there, and inferred here",
         (7 * 60 + 47) / (4 * 60 + 46),
         "experience report to FlyEgle/imageclassification (PyTorch 1.7); its torch AMP run at batch 4096: 75.92 %",
     ),

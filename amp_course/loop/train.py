@@ -18,6 +18,7 @@ from amp_course.loop.recipe import FP32, AnyRecipe, Recipe, find_recipe
 from amp_course.loop.stepper import LossFn, Stepper, device_of
 
 _MEMORY_STEP = 1  # the second step: the first one is where an optimizer makes its state
+_IN_FLIGHT = 2  # steps that a GPU may be behind when the time limit is checked: enough to keep its queue filled
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def run(
     """Step through every batch once, with whatever recipe made the stepper, and return the record.
 
     memory:  count the bytes of the second step, which is part of the warm-up and never of the timing
-    max_seconds: stop after the step in which this is reached, the warm-up always done
+    max_seconds: a limit for the run: a step begins only if it would end in time at the pace of the fastest step so far.
+        The first step always runs, and the second one too if memory is counted in it.
     progress: a bar, shown only once the run has taken 3 seconds
 
     Raises ValueError for no batches, or a loss of more than one element.
@@ -123,14 +125,16 @@ def run(
     skipped: list[int] = []
     counted: StepMemory | None = None
     scale, skips = stepper.scale, stepper.skipped
-    began, complete = time.monotonic(), True
+    memory_step = min(_MEMORY_STEP, warmup - 1) if memory else -1
+    began, fastest, complete = time.monotonic(), float("inf"), True
     with recipe.precision():
         for number, (inputs, targets) in enumerate(_with_bar(batches, progress, recipe)):
-            if max_seconds is not None and number >= max(1, warmup) and time.monotonic() - began > max_seconds:
+            step_began = time.monotonic()
+            if max_seconds is not None and number > max(0, memory_step) and step_began + fastest > began + max_seconds:
                 complete = False
                 break
             timer.start()
-            if memory and number == min(_MEMORY_STEP, warmup - 1):
+            if number == memory_step:
                 counted = step_memory(
                     stepper.model, stepper.optimizer, partial(step, inputs, targets), (inputs, targets)
                 )
@@ -142,6 +146,9 @@ def run(
             if stepper.skipped > skips:
                 skipped.append(number)
                 skips = stepper.skipped
+            if max_seconds is not None:
+                timer.wait(_IN_FLIGHT)
+                fastest = min(fastest, time.monotonic() - step_began)
     if not losses:
         raise ValueError("there is no batch to train on: is the data set empty, or an iterator already used up?")
     return RunRecord(

@@ -15,7 +15,12 @@ from amp_course.start.taste import Side
 
 def taste_figure(sides: Sequence[Side]) -> Figure:
     """Draw bars for time and memory, one a side, and a line of accuracy."""
-    figure, axes = new_figure(7.2, 2.4, columns=2)
+    said = "; ".join(
+        f"{side.recipe.label}: {seconds_text(side.seconds_per_step)} a step, a peak of {bytes_text(side.peak_bytes)}, "
+        f"{side.accuracy:.1%} right"
+        for side in sides
+    )
+    figure, axes = new_figure(7.2, 2.4, columns=2, alt=f"Time per step and peak memory of the same training. {said}.")
     _bars(axes[0], sides, [side.seconds_per_step for side in sides], seconds_text)
     _bars(axes[1], sides, [side.peak_bytes for side in sides], bytes_text)
     title(axes[0], "Time per step", "median; shorter is better")

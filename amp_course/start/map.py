@@ -9,6 +9,12 @@ from amp_course.checking import progress
 from amp_course.course import CHAPTERS, Chapter, available
 from amp_course.kit.paths import work_dir
 
+_ALL_SOLVED = "You have solved every exercise there is so far."
+
+
+def _title(chapter: Chapter) -> str:
+    return f"{chapter.number:02d} · {chapter.word}"
+
 
 class CourseMap:
     """A table of the chapters: what each asks, how many of its exercises are solved, and links to open both."""
@@ -22,22 +28,34 @@ class CourseMap:
         exercises = chapter.exercises() if chapter in self.ready else ()
         return sum(self.progress.state(exercise.id) == "correct" for exercise in exercises), len(exercises)
 
+    def next(self) -> Chapter | None:
+        """Return the first chapter after this page with an exercise to solve; None if all are solved."""
+        for chapter in self.ready:
+            solved, count = self.counts(chapter)
+            if chapter.number > 0 and solved < count:
+                return chapter
+        return None
+
     def __repr__(self) -> str:
         lines = []
         for chapter in CHAPTERS:
             solved, count = self.counts(chapter)
             state = f"{solved} of {count} solved" if chapter in self.ready else "in the making"
             lines.append(f"{chapter.number:02d} {chapter.word:<12} {state:<16} {chapter.question}")
-        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines])
+        following = self.next()
+        last = f"Next: {following.stem}.ipynb" if following else _ALL_SOLVED
+        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines, last])
 
     def _repr_html_(self) -> str:
         rows = "".join(self._row(chapter) for chapter in CHAPTERS)
         note = f"<p>{html.escape(self.progress.note)}</p>" if self.progress.note else ""
         head = "".join(
             f'<th style="text-align:left">{text}</th>'
-            for text in ("", "chapter", "the question", "minutes", "exercises")
+            for text in ("no.", "chapter", "the question", "minutes", "exercises")
         )
-        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        following = self.next()
+        last = f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>' if following else _ALL_SOLVED
+        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{last}</p>"
 
     def _row(self, chapter: Chapter) -> str:
         ready = chapter in self.ready
@@ -46,9 +64,10 @@ class CourseMap:
         if not ready:
             work = '<span style="opacity:.6">in the making</span>'
         else:
-            bar = f'<progress value="{solved}" max="{max(count, 1)}" style="width:6em">{solved}</progress>'
+            bar = f'<progress aria-label="solved" value="{solved}" max="{max(count, 1)}" style="width:6em"></progress>'
             work = f"{bar} {solved} of {count}"
             if (work_dir() / f"{chapter.stem}.ipynb").is_file():
-                work += f' · <a href="../{quote(work_dir().name)}/{chapter.stem}.ipynb">open</a>'
+                folder = quote(work_dir().name)
+                work += f' · <a href="../{folder}/{chapter.stem}.ipynb" aria-label="exercises of {_title(chapter)}">open</a>'
         cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), str(chapter.minutes), work)
         return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"

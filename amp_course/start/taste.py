@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
 
-from amp_course.loop import AMP_BF16, FP32, Recipe
-from amp_course.loop.train import join
+from amp_course.kit.dtypes import DtypeSupport, dtype_support
+from amp_course.kit.hardware import pick_device
+from amp_course.loop import AMP_BF16, FP32
+from amp_course.loop.recipe import AnyRecipe
+from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import digits_resnet
 
 _ROUNDS, _STEPS = 4, 22  # 22 batches of 64 are one pass over the digits
@@ -17,36 +21,64 @@ _ROUNDS, _STEPS = 4, 22  # 22 batches of 64 are one pass over the digits
 class Side:
     """What one recipe took and gave: seconds per step (median), bytes at the peak of a step, share of right answers."""
 
-    recipe: Recipe
+    recipe: AnyRecipe
     seconds_per_step: float
     peak_bytes: int
     accuracy: float
 
 
-def taste(device: torch.device) -> tuple[Side, Side]:
-    """Train the digits ResNet for four passes in fp32 and under bf16 autocast, taking turns; return both sides."""
+def taste(device: torch.device, max_seconds: float = 30) -> tuple[Side, Side]:
+    """Train the digits ResNet for four passes in fp32 and under bf16 autocast, taking turns; return both sides.
+
+    max_seconds: no pass begins that, at the pace of the fastest so far, would end after this; both sides take the first one
+    """
     workload = digits_resnet(device)
     sessions = [workload.start(recipe) for recipe in (FP32, AMP_BF16)]
-    runs = [[session.run(_STEPS) for session in sessions] for _ in range(_ROUNDS)]
-    fp32, amp = (
-        _side(join([run[index] for run in runs]), workload.accuracy(session), session.recipe)  # type: ignore[misc]
-        for index, session in enumerate(sessions)
-    )
-    return fp32, amp
+    records: list[list[RunRecord]] = [[], []]
+    began, fastest = time.monotonic(), 0.0
+    while not records[0] or (len(records[0]) < _ROUNDS and time.monotonic() + fastest <= began + max_seconds):
+        pass_began = time.monotonic()
+        for session, done in zip(sessions, records, strict=True):
+            done.append(session.run(_STEPS))
+        seconds = time.monotonic() - pass_began
+        fastest = min(fastest or seconds, seconds)
+    sides = [
+        _side(session.recipe, join(done), workload.accuracy(session) if workload.accuracy else 0.0)
+        for session, done in zip(sessions, records, strict=True)
+    ]
+    return sides[0], sides[1]
 
 
-def in_words(fp32: Side, amp: Side) -> str:
-    """Say what the two sides show, with what this machine can show and what it cannot."""
-    gain = fp32.seconds_per_step / amp.seconds_per_step
-    speed = (
-        f"{gain:.1f} times as fast" if gain >= 1.05 else "no faster" if gain > 0.95 else f"{1 / gain:.1f} times slower"
-    )
+def in_words(fp32: Side, amp: Side, bf16: DtypeSupport | None = None) -> str:
+    """Say (Markdown) what the two sides show and, where AMP is slower, why.
+
+    bf16: what the machine makes of bf16 matmuls; measured here, in a second, if it is needed and not given
+    """
+    ratio = amp.seconds_per_step / fp32.seconds_per_step
+    speed = f"{1 / ratio:.1f} times as fast" if ratio < 0.95 else "as fast as before"
     saved = 1 - amp.peak_bytes / fp32.peak_bytes
-    memory = f"in {saved:.0%} less memory" if saved >= 0.01 else "in no less memory"
-    right = abs(fp32.accuracy - amp.accuracy) * 100
-    quality = "the same accuracy" if right < 0.05 else f"accuracies {right:.1f} percentage points apart"
-    return f"Three changed lines: {speed}, {memory}, {quality}."
+    memory = f"{saved:.0%} less memory" if saved >= 0.01 else "no less memory"
+    apart = abs(fp32.accuracy - amp.accuracy) * 100
+    quality = "the same accuracy" if apart < 0.05 else f"accuracies {apart:.1f} percentage points apart"
+    noise = (
+        ""
+        if apart < 0.05
+        else " (A training this short is noisy: with its batches in another order, fp32 itself ends some points away.)"
+    )
+    if ratio < 1.05:
+        return f"Three changed lines: {speed}, {memory}, {quality}.{noise}"
+    said = f"Three changed lines: {memory}, {quality}, and each step takes **{ratio:.1f} times as long**.{noise}\n\n"
+    bf16 = bf16 or next(support for support in dtype_support(pick_device()) if support.name == "bf16")
+    if bf16.state != "emulated" or bf16.times_fp32 is None:
+        return f"{said}Slower? This net is small, and small steps gain little from 16 bits. Chapter 06 measures larger ones."
+    return (
+        f"{said}Slower? On this machine a bf16 matmul takes {bf16.times_fp32:.1f} times as long as one in fp32: torch has to "
+        "emulate it, as on many laptops. Nothing is wrong with your set-up. The memory that you just saved is real, and so is "
+        "all that this course shows about numbers, autocast and the scaler. For the speed it takes a processor or GPU with bf16 "
+        "units, and the table below says what yours has."
+    )
 
 
-def _side(record, accuracy, recipe):  # type: ignore[no-untyped-def]
+def _side(recipe: AnyRecipe, record: RunRecord, accuracy: float) -> Side:
+    assert record.memory is not None
     return Side(recipe, record.timing.median, record.memory.peak, accuracy)

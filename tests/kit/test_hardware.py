@@ -1,5 +1,6 @@
 """The machine report: how a format is judged, that it reads well, and that asking for it changes nothing."""
 
+import html
 import html.parser
 import json
 import random
@@ -177,11 +178,31 @@ def test_the_reading_is_written_from_the_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("bf16", "fp16", "words", "not_said"),
+    [
+        (0.4, 0.5, [], ["emulated here", "CPUs"]),
+        (0.4, 42.0, ["fp16 is emulated here", "hardly any CPU"], ["bf16 is fast on", "or fp16 costs"]),
+        (41.0, 42.0, ["bf16 and fp16 are emulated here", "bf16 is fast on CPUs", "fp16 is fast on GPUs"], []),
+        (41.0, 0.5, ["bf16 is emulated here", "Ampere"], ["fp16 is fast"]),
+    ],
+)
+def test_emulated_formats_are_explained_and_no_others(
+    bf16: float, fp16: float, words: list[str], not_said: list[str]
+) -> None:
+    report = report_with(judge("fp32", 1, 1), judge("tf32", "no", 1), judge("bf16", bf16, 1), judge("fp16", fp16, 1))
+    assert all(word in report.explanation for word in words)
+    assert not any(word in report.explanation for word in not_said)
+    assert bool(report.explanation) == (max(bf16, fp16) > 1.2)
+    for text in (str(report).replace("\n", " "), html.unescape(report._repr_html_())):
+        assert report.explanation in text and report.reading in text
+
+
 def test_the_text_shows_every_row() -> None:
     text = str(report_with(judge("fp32", 0.001, 0.001), judge("fp16", 0.042, 0.001)))
     assert "cuda: A <GPU> & co, compute capability 9.0" in text
     assert "16.0 GiB" in text
-    assert "2.13.0 (CUDA 12.6)" in text
+    assert "2.13.0 (built for CUDA 12.6)" in text
     assert "fp16   ◐ emulated    42.0 ms      42×         works, but slower than fp32" in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 

@@ -1,8 +1,8 @@
 """The clock: what Timing says of its samples, when time_step waits for the device, what StepTimer costs."""
 
-import itertools
 import statistics
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -60,11 +60,29 @@ def test_time_step_tells_the_time() -> None:
     assert all(0.02 <= sample < 2 for sample in timing.samples)
 
 
-def test_max_seconds_ends_early_and_still_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))  # a step takes 1 s
-    assert time_step(lambda: None, device="cpu", max_seconds=2.5).samples == (1.0, 1.0, 1.0)
-    assert time_step(lambda: None, device="cpu", max_seconds=0.0).samples == (1.0,)
+@pytest.mark.parametrize(
+    ("costs", "limit", "clocked"),
+    [
+        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 11.5, [1.0]),  # the warm-up counts: 9 + 1, one more, and no time left
+        ([1.0] * 6, 5.5, [1.0, 1.0, 1.0]),
+        ([1.0] * 6, 60.0, [1.0] * 4),
+        ([3.0, 2.0, 1.0], 6.5, [2.0]),  # it ends in the warm-up: the last step is all there is
+        ([7.0], 0.0, [7.0]),
+        ([3.0, 0.125, 0.125, 0.125, 0.125, 0.125], 4.0, [0.125] * 4),  # a slow first step says nothing of the others
+    ],
+)
+def test_max_seconds_is_a_limit_for_all_steps(
+    monkeypatch: pytest.MonkeyPatch, costs: list[float], limit: float, clocked: list[float]
+) -> None:
+    now = [0.0]
+    left = iter(costs)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def step() -> None:
+        now[0] += next(left)
+
+    assert list(time_step(step, device="cpu", warmup=2, repeats=4, max_seconds=limit).samples) == clocked
+    assert now[0] <= max(limit, costs[0])
 
 
 def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +90,7 @@ def test_the_device_is_idle_when_the_clock_starts_and_when_it_stops(monkeypatch:
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append("wait"))
     monkeypatch.setattr(time, "perf_counter", lambda: float(events.append("clock") or len(events)))
     time_step(lambda: events.append("step"), device="cuda", warmup=1, repeats=2)
-    assert events == ["step"] + 2 * ["wait", "clock", "step", "wait", "clock"]
+    assert events == 3 * ["wait", "clock", "step", "wait", "clock"]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +144,7 @@ class FakeEvent:
     """Stand in for torch.cuda.Event: its time is a counter, in milliseconds."""
 
     clock = 0
+    waited_for: ClassVar[list[int]] = []
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -133,6 +152,9 @@ class FakeEvent:
     def record(self, stream: object) -> None:
         FakeEvent.clock += 7
         self.time = FakeEvent.clock
+
+    def synchronize(self) -> None:
+        FakeEvent.waited_for.append(self.time)
 
     def elapsed_time(self, other: "FakeEvent") -> float:
         return float(other.time - self.time)
@@ -150,6 +172,19 @@ def test_step_timer_waits_once_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not waits
     assert timer.seconds() == [0.007] * 3
     assert len(waits) == 1
+
+
+def test_step_timer_lets_a_gpu_fall_behind_by_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(FakeEvent, "clock", 0)
+    monkeypatch.setattr(FakeEvent, "waited_for", [])
+    timer = StepTimer("cuda")
+    for _ in range(4):  # the steps end at 14, 28, 42 and 56
+        timer.start()
+        timer.stop()
+        timer.wait(2)
+    assert FakeEvent.waited_for == [14, 28]
 
 
 def test_step_timer_waits_at_each_mark_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

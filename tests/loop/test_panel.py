@@ -1,11 +1,16 @@
 """The panel without a browser: its controls drive it, and it never throws."""
 
 import base64
+import importlib
+import types
 
 import pytest
+import torch
 
+from amp_course.kit.dtypes import DtypeSupport
 from amp_course.loop import panel as panel_module
 from amp_course.loop.panel import Measured, StepExplorer
+from amp_course.loop.stepper import Stepper
 
 
 @pytest.fixture
@@ -22,6 +27,43 @@ def test_measure_runs_the_chosen_step_and_draws_a_bar(panel):
     assert bytes(panel.view.value).startswith(b"\x89PNG") and panel.view.layout.display == ""
     assert f"{found.speedup:.2f} times" in panel.message.value
     assert not panel.measure.disabled
+
+
+@pytest.mark.parametrize(
+    ("seconds", "state", "said"),
+    [
+        (0.01, "emulated", None),
+        (0.04, "native", "AMP bf16 does not pay at this size: try a wider net"),
+        (0.8, "emulated", "Matmuls in bf16 take 41.0 times as long as in fp32 on this machine"),
+    ],
+)
+def test_a_slower_recipe_gets_advice_from_what_the_machine_can_do(panel, monkeypatch, seconds, state, said):
+    support = DtypeSupport("bf16", state, 0.1, 41.0)
+    monkeypatch.setattr(panel_module, "dtype_support", lambda device: (support,))
+    monkeypatch.setattr(panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, seconds))
+    panel.measure.click()
+    assert (said in panel.message.value) if said else panel.message.value.endswith("as fast.</span>")
+
+
+def test_an_emulated_recipe_is_measured_within_its_limit(monkeypatch):
+    """Both sides are given so many seconds; a step that takes longer than that is taken twice, for its memory."""
+    now, taken = [0.0], {"fp32": 0, "amp_bf16": 0}
+    costs = {"fp32": 0.03, "amp_bf16": 0.5}
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    for name in ("amp_course.loop.train", "amp_course.kit.measure"):
+        monkeypatch.setattr(importlib.import_module(name), "time", clock)
+    real = Stepper.step
+
+    def step(self, *batch):
+        name = "fp32" if self.dtype is None else "amp_bf16"
+        now[0] += costs[name]
+        taken[name] += 1
+        return real(self, *batch)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    found = panel_module.measure_pair("amp_bf16", 16, 4, torch.device("cpu"))
+    assert taken == {"fp32": 36, "amp_bf16": 4}
+    assert found.speedup == pytest.approx(0.06)
 
 
 def test_each_measurement_stays_until_cleared(panel, monkeypatch):

@@ -1,7 +1,9 @@
 """The report card: a real small one, and cards put together by hand for what the words say."""
 
 import dataclasses
+import importlib
 import json
+import types
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from amp_course.kit.dtypes import DtypeSupport
 from amp_course.kit.hardware import machine_report
 from amp_course.kit.memory import StepMemory
-from amp_course.loop import AMP_BF16, AMP_FP16, FP32
+from amp_course.loop import AMP_BF16, AMP_FP16, FP32, find_recipe, report
 from amp_course.loop.figures import report_card_figure, save_report_card
 from amp_course.loop.report import ReportCard, Row, make_report_card
 from amp_course.loop.train import RunRecord
@@ -30,12 +32,11 @@ def machine():
     return machine_report(CPU)
 
 
-def row(recipe, seconds, *, steps=20, planned=20, peak=100, accuracy=None):
-    memory = StepMemory(10, 0, 10, 20, 40, 0, peak, None)
-    record = RunRecord(
-        recipe, "cpu", (1.0,) * steps, (1.0,) * steps, (), (seconds,) * steps, 3, memory, steps == planned
-    )
-    return Row("net", "a net", recipe, record, planned, accuracy, parameters=10)
+def row(recipe, seconds, *, steps=20, planned=20, peak=100, activations=40, accuracy=None, loss=1.0, title="a net"):
+    memory = StepMemory(10, 0, 10, 20, activations, 0, peak, None)
+    losses = (loss,) * steps
+    record = RunRecord(recipe, "cpu", losses, (1.0,) * steps, (), (seconds,) * steps, 3, memory, steps == planned)
+    return Row("net", title, recipe, record, planned, accuracy, parameters=10)
 
 
 def card(machine, *rows, bf16=0.5, fp16=50.0):
@@ -80,24 +81,149 @@ def test_table_is_in_the_text_and_in_the_html(real):
 def test_words_when_amp_helps(machine):
     text = card(machine, row(FP32, 0.02, accuracy=0.99), row(AMP_BF16, 0.01, peak=60, accuracy=0.985)).paragraph()
     assert "AMP bf16 helped: 2.00 times as fast (20.0 ms a step in fp32, 10.0 ms in AMP bf16)" in text
-    assert "60% of fp32's" in text and "40% of that peak" in text
+    assert "fell to 60% of fp32's (100 B, then 60 B)" in text and "40% of fp32's peak" in text
     assert "99.0% in fp32, 98.5% in AMP bf16" in text
+    assert "emulated" not in text and "stopped" not in text
 
 
 def test_words_when_there_is_nothing_to_win(machine):
     text = card(machine, row(FP32, 0.01), row(AMP_BF16, 0.02), bf16=3.0).paragraph()
-    assert "No recipe beat fp32: the fastest, AMP bf16, took 2.00 times as long" in text
-    assert "nothing to win here: a bf16 matmul takes 3.00 times fp32's time" in text
+    assert "fp32 was the fastest; AMP bf16 took 2.0 times as long" in text
+    assert "no time to gain: a bf16 matmul takes 3.00 times fp32's time" in text
+    assert "bf16 is emulated here" in text and "fp16" not in text
 
 
 def test_words_when_matmuls_are_faster_and_the_step_is_not(machine):
     text = card(machine, row(FP32, 0.01), row(AMP_BF16, 0.0101)).paragraph()
-    assert "changed little" in text and "must be something else" in text
+    assert "changed little" in text and "must spend its time on something else" in text
 
 
-def test_words_for_a_run_cut_short(machine):
-    cut = row(AMP_FP16, 0.5, steps=4)
-    text = card(machine, row(FP32, 0.01), cut, row(AMP_BF16, 0.005)).paragraph()
-    assert "AMP fp16 was stopped early" in text and "50 times fp32's" in text and "emulated" in text
-    cells = card(machine, row(FP32, 0.01), cut).cells()[2]
+def test_each_stopped_recipe_has_its_sentence_and_its_memory(machine):
+    stopped = (
+        row(AMP_FP16, 0.5, steps=4, peak=90, activations=30),
+        row(AMP_BF16, 0.25, steps=3, peak=80, activations=20),
+    )
+    text = card(machine, row(FP32, 0.01), *stopped, bf16=40.0).paragraph()
+    assert "Only fp32 finished in time." in text
+    assert (
+        "- **AMP fp16** was stopped after 4 of 20 steps, at 50 times fp32's time (500 ms a step instead of 10.0 ms)."
+        in text
+    )
+    assert "it peaks at 90 B, 90% of fp32's, and keeps 30 B of activations instead of 40 B" in text
+    assert "- **AMP bf16** was stopped after 3 of 20 steps, at 25 times" in text
+    assert "it peaks at 80 B, 80% of fp32's, and keeps 20 B of activations instead of 40 B" in text
+    assert "bf16 and fp16 are emulated here" in text and text.count("Why so slow?") == 1
+    assert "left out" in text
+
+
+def test_one_emulated_format_is_explained_alone(machine):
+    text = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.5, steps=4), row(AMP_BF16, 0.005)).paragraph()
+    assert "AMP bf16 helped" in text and "Only fp32" not in text
+    assert "**AMP fp16** was stopped after 4 of 20 steps" in text and "fp16 is emulated here" in text
+    cells = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.5, steps=4)).cells()[2]
     assert cells[7] == "–" and cells[9] == "4 of 20"
+
+
+def test_a_recipe_stopped_on_a_busy_machine_is_not_called_slow(machine):
+    text = card(machine, row(FP32, 0.01), row(AMP_BF16, 0.005, steps=4)).paragraph()
+    assert "stopped after 4 of 20 steps, though it is not slow" in text and "emulated" not in text
+    text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.01, steps=4)).paragraph()
+    assert "**AMP bf16** was stopped too, after 4 of 20 steps" in text and text.count("Raise `max_seconds`") == 1
+    text = card(machine, row(FP32, 0.01, steps=5), row(AMP_BF16, 0.005)).paragraph()
+    assert (
+        "Even fp32 was stopped, after 5 of 20 steps" in text and "AMP bf16 helped" in text and "Final loss" not in text
+    )
+
+
+def test_a_recipe_that_dies_is_named(machine):
+    text = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.004, loss=float("nan")), row(AMP_BF16, 0.005)).paragraph()
+    assert "inf or NaN under AMP fp16" in text and "AMP bf16 helped" in text and "stopped" not in text
+    alone = card(machine, row(FP32, 0.01), row(AMP_FP16, 0.004, loss=float("inf"))).paragraph()
+    assert "inf or NaN under AMP fp16" in alone and "finished in time" not in alone
+
+
+def test_a_card_of_one_recipe_has_words(machine):
+    assert card(machine, row(FP32, 0.01)).paragraph() == "**a net.**"
+
+
+def test_what_a_user_named_is_escaped(machine):
+    evil = "<img src=x onerror=alert(1)>"
+    bad = dataclasses.replace(AMP_BF16, label=evil)
+    found = card(
+        machine, row(FP32, 0.01, title=evil), row(bad, 0.5, steps=3, title=evil), row(bad, 0.5, title=evil, loss=1e400)
+    )
+    assert "<img" not in found.paragraph() and "<img" not in found._repr_html_()
+    assert "&lt;img" in found.paragraph()
+
+
+class PretendStep:
+    """Recipes whose steps take as long as told, on a clock of their own: everything else of them is real."""
+
+    def __init__(self, monkeypatch, **seconds):
+        self.now, self.seconds = 0.0, seconds
+        for module in ("amp_course.loop.train", "amp_course.loop.report", "amp_course.kit.measure"):
+            clock = types.SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
+            monkeypatch.setattr(importlib.import_module(module), "time", clock)
+
+    def recipe(self, name):
+        real, outer = find_recipe(name), self
+
+        class Pretend:
+            name, label, low_dtype, precision = real.name, real.label, real.low_dtype, real.precision
+
+            def prepare(self, *args):
+                stepper = real.prepare(*args)
+                step, costs = stepper.step, iter(outer.seconds[real.name])
+
+                def slow_step(*batch):
+                    outer.now += next(costs)
+                    return step(*batch)
+
+                stepper.step = slow_step
+                return stepper
+
+        return Pretend()
+
+
+MACHINES = {
+    "fast": ({"fp32": [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 64}, (32, 32, 32)),
+    "fp16 emulated": ({"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [0.01] * 64}, (32, 3, 32)),
+    "both emulated": ({"fp32": [0.02] * 64, "amp_fp16": [0.8] * 64, "amp_bf16": [1.2] * 64}, (32, 3, 3)),
+    "both hopeless": ({"fp32": [0.02] * 64, "amp_fp16": [9.0] * 64, "amp_bf16": [3.0] * 64}, (32, 2, 2)),
+    "slow, but in time": ({"fp32": [0.02] * 64, "amp_fp16": [0.1] * 64, "amp_bf16": [0.12] * 64}, (32, 32, 32)),
+    "busy at first": (
+        {"fp32": [2.0, 0.3] + [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 64},
+        (32, 32, 32),
+    ),
+    "busy from then on": (
+        {"fp32": [0.02] * 64, "amp_fp16": [0.01] * 64, "amp_bf16": [0.01] * 6 + [1.0] * 64},
+        (32, 32, 10),
+    ),
+    "too slow for fp32": ({"fp32": [0.5] * 64, "amp_fp16": [0.5] * 64, "amp_bf16": [0.1] * 64}, (8, 8, 32)),
+}
+
+
+@pytest.mark.parametrize(("seconds", "steps"), MACHINES.values(), ids=MACHINES)
+def test_the_limit_holds_on_every_kind_of_machine(monkeypatch, seconds, steps):
+    pretend = PretendStep(monkeypatch, **seconds)
+    workload = simple_net(CPU, width=16, batch_size=4)
+    trainings = [report._Training(workload, pretend.recipe(name), 4.0) for name in seconds]
+    spent = dict.fromkeys(seconds, 0.0)
+    for turn in report._turns(workload.steps):
+        for name, training in zip(seconds, trainings, strict=True):
+            before = pretend.now
+            training.go_on(turn, trainings[0])
+            spent[name] += pretend.now - before
+    rows = [training.row() for training in trainings]
+    assert tuple(len(r.record.losses) for r in rows) == steps
+    assert [r.stopped for r in rows] == [count < 32 for count in steps]
+    for name, count in zip(seconds, steps, strict=True):
+        slowest_kept = max(seconds[name][:count])
+        assert spent[name] <= max(4.0 + slowest_kept, sum(seconds[name][:2])) + 1e-6
+    assert all(r.peak_bytes > 0 and r.activation_bytes > 0 for r in rows)  # also of those that were stopped
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 12, 32, 64])
+def test_turns_are_all_steps_and_none_is_empty(steps):
+    turns = report._turns(steps)
+    assert sum(turns) == steps and min(turns) > 0 and turns[0] == min(3, steps)

@@ -1,6 +1,7 @@
 """`train` against loops written out by hand, and against bad input."""
 
 import copy
+import importlib
 import json
 from itertools import pairwise
 
@@ -10,6 +11,8 @@ from torch import nn
 
 from amp_course.loop import AMP_BF16, AMP_FP16, FP32, train
 from amp_course.loop.train import join
+
+train_module = importlib.import_module("amp_course.loop.train")  # the package has a function of that name
 
 
 @pytest.fixture
@@ -114,13 +117,41 @@ def test_recipe_by_name_and_record_as_json(setting):
     assert read["memory"]["parameters"] == sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_time_limit_ends_the_run_after_the_warm_up(setting):
-    model, batches = setting
-    record = train(
-        model, batches, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), FP32, max_seconds=0.0
-    )
-    assert len(record.losses) == 3 and not record.complete
-    assert record.timing.samples == record.step_seconds[-1:]
+class SlowNet(nn.Linear):
+    """A layer whose forward pass moves a clock on, by the next of `costs`."""
+
+    def __init__(self, now, costs):
+        super().__init__(6, 4)
+        self.now, self.costs = now, iter(costs)
+
+    def forward(self, inputs):
+        self.now[0] += next(self.costs)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("costs", "limit", "memory", "steps"),
+    [
+        ([1.0] * 9, 5.5, True, 5),
+        ([1.0] * 9, 5.5, False, 5),
+        ([1.0] * 9, 9.5, True, 9),
+        ([4.0, 2.0, 1.0, 1.0, 1.0, 1.0], 9.5, True, 5),  # 4 + 2 + 1 + 1 + 1: no time for one more
+        ([4.0, 4.0, 4.0], 5.0, True, 2),  # memory is counted in the second step, whatever the limit
+        ([4.0, 4.0, 4.0], 5.0, False, 1),
+        ([4.0, 4.0], 0.0, False, 1),
+    ],
+)
+def test_the_time_limit_is_one(setting, monkeypatch, costs, limit, memory, steps):
+    _, batches = setting
+    now = [100.0]
+    monkeypatch.setattr(train_module.time, "monotonic", lambda: now[0])
+    model = SlowNet(now, costs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    record = train(model, batches, nn.functional.cross_entropy, optimizer, FP32, memory=memory, max_seconds=limit)
+    assert len(record.losses) == steps and record.complete == (steps == len(batches))
+    assert (record.memory is not None) == memory
+    if steps < 4:
+        assert record.timing.samples == record.step_seconds[-1:]
 
 
 def test_autocast_and_precision_are_put_back(setting):
