@@ -42,7 +42,7 @@ def problem(book: NotebookNode) -> str | None:
     """Say why a notebook's stored outputs may be out of date, or return None."""
     found = book.metadata.get(KEY)
     if found is None:
-        return "nothing says what its outputs came from"
+        return "it has no stamp that says what its outputs came from"
     if (found["version"], found["torch"]) != (__version__, pins()["torch"]):
         return f"its outputs came from version {found['version']} and torch {found['torch']}"
     if found["digest"] != digest(book, found["modules"]):

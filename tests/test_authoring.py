@@ -43,7 +43,7 @@ def reasons():
 def test_a_run_stamps_and_what_changes_an_output_makes_it_out_of_date(course, capsys):
     path = course / "notebooks" / "01_bits.ipynb"
     formats = course / "amp_course" / "bits" / "formats.py"
-    assert reasons() == ["nothing says what its outputs came from"]
+    assert reasons() == ["it has no stamp that says what its outputs came from"]
     assert authoring.main(["run"]) == 0
     assert "[1/1] running" in capsys.readouterr().out
     book = nbformat.read(path, as_version=4)

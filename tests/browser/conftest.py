@@ -9,6 +9,7 @@ import pytest
 from tests.browser.server import Lab
 
 HERE = Path(__file__).parent
+SCREENSHOTS = HERE / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = [
     "--no-sandbox",
@@ -33,10 +34,26 @@ def pytest_collection_modifyitems(config, items):
         # Playwright's event loop and Chromium's pipes are closed by the garbage collector.
         item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
         item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+    items.sort(
+        key=lambda item: "test_lab.py" not in item.nodeid
+    )  # the longest first, so that both workers end together
     if not config.getoption("--screenshots", default=False):
         pictures = [item for item in ours if item.get_closest_marker("screenshots")]
         items[:] = [item for item in items if item not in pictures]
         config.hook.pytest_deselected(items=pictures)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Save a picture of the page on which a test failed."""
+    report = yield
+    page = getattr(item, "funcargs", {}).get("page")
+    if report.failed and report.when != "teardown" and page is not None:
+        path = SCREENSHOTS / f"failed_{item.name}.png"
+        SCREENSHOTS.mkdir(exist_ok=True)
+        page.screenshot(path=path)
+        report.sections.append(("The page", str(path)))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +113,5 @@ def portray(request, page):
         return lambda *_: None
     from tests.browser.pictures import portray
 
-    folder = HERE / "screenshots"
-    folder.mkdir(exist_ok=True)
-    return lambda panel, name: portray(page, panel, folder, name)
+    SCREENSHOTS.mkdir(exist_ok=True)
+    return lambda panel, name: portray(page, panel, SCREENSHOTS, name)

@@ -41,7 +41,7 @@ def _prompts(page: Page) -> Locator:
 
 def _wait_for_the_last(page: Page) -> None:
     prompts = _prompts(page)
-    expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=5 * MINUTE)
+    expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=10 * MINUTE)
 
 
 def choose(page: Page, menu: str, entry: str) -> None:

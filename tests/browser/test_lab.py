@@ -18,24 +18,6 @@ from tests.browser.notebook import (
 )
 
 
-def test_start_page_runs_and_its_first_exercise_answers(lab, page):
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    open_notebook(page, lab.url("notebooks/00_start.ipynb"))
-    print(f"00: Run All in {restart_and_run_all(page):.1f} s; server ready in {lab.seconds:.1f} s")
-    expect(cell_with(page, "CourseMap()").locator(".jp-OutputArea")).to_contain_text("0 of 6")
-    expect(outputs(page).get_by_text("Not attempted.")).to_be_visible()
-    expect(errors(page)).to_have_count(0)
-    assert not [url for url in asked if "/news" in url], "JupyterLab asked for news"
-    expect(page.get_by_text("Would you like to get notified about official Jupyter news?")).to_have_count(0)
-
-    retype(page, cell_with(page, "answer = ..."), "answer = torch.float16\nwhich_dtype.check(answer)")
-    cell = cell_with(page, "answer = torch.float16")
-    expect(cell.locator(".jp-OutputArea")).to_contain_text("narrower of the two does not win")
-    retype(page, cell, "answer = torch.float32\nwhich_dtype.check(answer)")
-    expect(cell_with(page, "answer = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
-
-
 def test_loop_chapter_runs_and_its_panel_answers(lab, page, portray):
     open_notebook(page, lab.url("notebooks/06_loop.ipynb"))
     print(f"06: Run All in {restart_and_run_all(page):.1f} s")
@@ -53,6 +35,24 @@ def test_loop_chapter_runs_and_its_panel_answers(lab, page, portray):
     press(page, panel.get_by_role("button", name="Measure"), "Space")
     expect(panel.get_by_role("status")).to_contain_text(re.compile(r"width 256, batch 128.*times as fast"))
     portray(panel, "06_loop")  # docs/images/loop.png is such a one
+
+
+def test_start_page_runs_and_its_first_exercise_answers(lab, page):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    open_notebook(page, lab.url("notebooks/00_start.ipynb"))
+    print(f"00: Run All in {restart_and_run_all(page):.1f} s; server ready in {lab.seconds:.1f} s")
+    expect(cell_with(page, "CourseMap()").locator(".jp-OutputArea")).to_contain_text("0 of 6")
+    expect(outputs(page).get_by_text("Not attempted.")).to_be_visible()
+    expect(errors(page)).to_have_count(0)
+    assert not [url for url in asked if "/news" in url], "JupyterLab asked for news"
+    expect(page.get_by_text("Would you like to get notified about official Jupyter news?")).to_have_count(0)
+
+    retype(page, cell_with(page, "answer = ..."), "answer = torch.float16\nwhich_dtype.check(answer)")
+    cell = cell_with(page, "answer = torch.float16")
+    expect(cell.locator(".jp-OutputArea")).to_contain_text("narrower of the two does not win")
+    retype(page, cell, "answer = torch.float32\nwhich_dtype.check(answer)")
+    expect(cell_with(page, "answer = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
 
 
 def test_progress_survives_a_restart(lab, page, browser):
