@@ -1,5 +1,6 @@
 """A copy of the course, served by the reader's own command `make lab`."""
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from nbformat import v4
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "my_work", "*cache*", "screenshots", "*.egg-info")
+INSTALL = "python3 tools/install.py --extra test"
 
 
 class Lab:
@@ -36,6 +38,8 @@ class Lab:
             "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
             "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+            # Where the clone's .venv is older than pyproject.toml, `make lab` would install the copy into it.
+            "PIP_NO_INDEX": "1",
         }
         self.process: subprocess.Popen[str] | None = None
 
@@ -68,7 +72,9 @@ class Lab:
                 command, cwd=self.folder, env=self.environment, stdout=file, stderr=file, start_new_session=True
             )
         while not (found := re.search(r"http://127\.0\.0\.1:\d+/lab\S*token=(\w+)", log.read_text())):
-            assert self.process.poll() is None, log.read_text()
+            assert self.process.poll() is None, (
+                f"{log.read_text()}\nIf pyproject.toml has changed, install first: {INSTALL}"
+            )
             assert time.monotonic() - began < 120, log.read_text()
             time.sleep(0.05)
         self.seconds = time.monotonic() - began
@@ -78,7 +84,8 @@ class Lab:
         """Stop it as Ctrl-C twice does."""
         if self.process is None:
             return
-        os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
