@@ -1,7 +1,6 @@
 """Set up the test run: the reader's copies and progress are not the tests' to touch. List what wrong answers were told."""
 
 import atexit
-import importlib.util
 import os
 import shutil
 import signal
@@ -32,13 +31,13 @@ def pytest_ignore_collect(collection_path, config):
         return not collection_path.is_relative_to(HERE / "gpu") or None
 
 
-def pytest_addoption(parser):
-    if importlib.util.find_spec("pytest_timeout") is None:
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds for each test; not kept, for want of pytest-timeout")
 
 
 def pytest_configure(config):
-    if importlib.util.find_spec("pytest_timeout") is None:
+    if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not kept, for want of pytest-timeout")
 
 
