@@ -8,7 +8,7 @@ VENV := .venv/bin
 INSTALL = @$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-matrix test-phrasebook exercises notebooks lint
+.PHONY: help lab test test-matrix test-phrasebook screenshots exercises notebooks lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -31,13 +31,17 @@ test-phrasebook: ## run chapter 08's loop in PyTorch, Accelerate, Fabric and Pad
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/phrasebook.py --torch-index "$(TORCH_INDEX)"
 
+screenshots: ## picture every notebook and panel, two widths, light and dark, in tests/browser/screenshots
+	$(INSTALL) --extra test
+	@OMP_NUM_THREADS=1 $(VENV)/python -m pytest -n 2 --dist worksteal -v -m browser --screenshots tests/browser $(ARGS)
+
 exercises: ## make exercises/ from solutions/
 	$(INSTALL) --extra test
 	@$(VENV)/python -m amp_course.authoring make
 
-notebooks: ## run notebooks/ and solutions/ and store their outputs
+notebooks: ## run the notebooks whose stored outputs are out of date (ARGS=--all: every one)
 	$(INSTALL) --extra test
-	@$(VENV)/python -m amp_course.authoring run
+	@$(VENV)/python -m amp_course.authoring run $(ARGS)
 
 lint: ## put the code in order where a tool can, and say what it cannot
 	$(INSTALL) --extra test

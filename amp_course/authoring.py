@@ -2,7 +2,7 @@
 
     python -m amp_course.authoring make     write exercises/ anew
     python -m amp_course.authoring check    exit 1 if that would change anything
-    python -m amp_course.authoring run      run notebooks/ and solutions/ and store their outputs (or those named)
+    python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date (or all, or those named)
 
 A master is in nbgrader's form: what stands between `### BEGIN SOLUTION` and `### END SOLUTION` is what the reader
 writes. A cell tagged `solution-only` has no place in the exercises.
@@ -11,6 +11,7 @@ writes. A cell tagged `solution-only` has no place in the exercises.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from amp_course import stamps
 from amp_course.kit.paths import course_root
 
 BLANK = "# your code here"  # a function that is left blank has its docstring for a body
@@ -80,14 +82,26 @@ def problems() -> list[str]:
     return found + [f"{name} has no master in solutions/" for name in strays]
 
 
+def notebooks() -> list[Path]:
+    """Return every notebook that is stored with its outputs."""
+    return [path for folder in ("notebooks", "solutions") for path in sorted((course_root() / folder).glob("*.ipynb"))]
+
+
+def out_of_date() -> dict[Path, str]:
+    """Return each notebook whose stored outputs may not be what it shows now, and why."""
+    found = {path: stamps.problem(nbformat.read(path, as_version=4)) for path in notebooks()}
+    return {path: reason for path, reason in found.items() if reason}
+
+
 def run(path: Path) -> None:
-    """Run a notebook from top to bottom, in its folder, and store it with its outputs.
+    """Run a notebook from top to bottom, in its folder, and store it with its outputs and a stamp of what made them.
 
     Progress bars are off, so that no output depends on time more than it must; the reader's progress stays untouched.
     """
     from nbclient import NotebookClient
 
     book = nbformat.read(path, as_version=4)
+    book.cells.append(nbformat.v4.new_code_cell(stamps.REPORT))
     client = NotebookClient(
         book,
         timeout=300,
@@ -97,20 +111,22 @@ def run(path: Path) -> None:
         coalesce_streams=True,
     )
     client.execute()
+    report = json.loads(book.cells.pop().outputs[0].text)
     for cell in book.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error":  # where torch is installed is nobody's business but this machine's
                 output.traceback = [line.replace(sys.prefix, "…") for line in output.traceback]
-    nbformat.write(tidy(book), path)
+    stamps.stamp(tidy(book), **report)
+    nbformat.write(book, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the three verbs; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m amp_course.authoring", description=__doc__.split("\n")[0])
     parser.add_argument("verb", choices=("make", "check", "run"))
-    parser.add_argument("notebooks", nargs="*", type=Path, help="for run: only these")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="for run: these, whatever their age")
+    parser.add_argument("--all", action="store_true", help="for run: every notebook, whatever its age")
     args = parser.parse_args(argv)
-    root = course_root()
     if args.verb == "make":
         for path, text in texts().items():
             path.parent.mkdir(exist_ok=True)
@@ -125,12 +141,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["TQDM_DISABLE"] = "1"
     with tempfile.TemporaryDirectory() as work:
         os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
-        for path in args.notebooks or [
-            *sorted(root.glob("notebooks/*.ipynb")),
-            *sorted(root.glob("solutions/*.ipynb")),
-        ]:
-            print(f"running {path}", flush=True)
+        chosen = (
+            dict.fromkeys(args.notebooks or notebooks(), "asked for") if args.all or args.notebooks else out_of_date()
+        )
+        for number, (path, reason) in enumerate(chosen.items(), 1):
+            print(f"[{number}/{len(chosen)}] running {path}: {reason}", flush=True)
             run(path.resolve())
+    if not chosen:
+        print("every notebook's outputs are up to date; --all runs them anyway")
     return 0
 
 

@@ -5,8 +5,11 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
 
 # Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start.
 _scratch = tempfile.mkdtemp(prefix="amp_course_work_")
@@ -17,6 +20,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DIAGNOSIS = "diagnosis"
+
+
+# A rented machine with a GPU has torch, scikit-learn, matplotlib and pytest, and perhaps no more: `pytest -m gpu` is to
+# run there. The other tests import what it lacks, and a time limit needs a plugin.
+
+
+def pytest_ignore_collect(collection_path, config):
+    if config.option.markexpr == "gpu" and collection_path != HERE:
+        return not collection_path.is_relative_to(HERE / "gpu") or None
+
+
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds for each test; not kept, for want of pytest-timeout")
+
+
+def pytest_configure(config):
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): not kept, for want of pytest-timeout")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Run every check of the course that needs no GPU, the quick ones first; stop at the first that fails.
+"""Run every check of the course that needs no GPU, the quick ones first; stop where one fails.
 
 `make test` runs this in .venv. Names of parts choose some: `make test ARGS="ruff unit"`.
 """
@@ -8,48 +8,98 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadscope"]
 NBVAL = ["--nbval-current-env", "--nbval-cell-timeout=120", "--timeout=600", "-p", "no:cacheprovider"]
 
-# name → the arguments for Python, in the order in which they run
-PARTS = {
-    "ruff": ["-m", "ruff", "check", "."],
-    "format": ["-m", "ruff", "format", "--check", "--quiet", "--diff", "."],
-    "mypy": ["-m", "mypy"],
-    "imports": ["-c", "from importlinter.cli import lint_imports_command as main; main()"],
-    "authoring": ["-m", "amp_course.authoring", "check"],
-    "unit": [*PYTEST, "-m", "not browser"],
-    "notebooks": [*PYTEST, "--nbval", *NBVAL, "notebooks", "solutions"],
-    "exercises": [*PYTEST, "--nbval-lax", *NBVAL, "exercises"],
-    "browser": [*PYTEST, "-m", "browser", "-rs", "tests/browser"],
+
+def pytest(*arguments: str) -> list[str]:
+    """Return the arguments for pytest in two processes."""
+    return ["-m", "pytest", "-n", "2", *arguments]
+
+
+# name → what it checks, and the arguments for Python. These take one core and seconds: two run at a time.
+QUICK = {
+    "mypy": ("types", ["-m", "mypy"]),
+    "ruff": ("faults that a linter sees", ["-m", "ruff", "check", "."]),
+    "format": ("layout of the code", ["-m", "ruff", "format", "--check", "--quiet", "--diff", "."]),
+    "imports": ("who imports whom", ["-c", "from importlinter.cli import lint_imports_command as main; main()"]),
+    "authoring": ("exercises/ is what solutions/ makes", ["-m", "amp_course.authoring", "check"]),
 }
+# These keep both cores busy, one part after the other. A notebook's cells stay together, the long notebooks come first.
+PARTS = {
+    "unit": ("the package, its exercises and its tools", pytest("-q", "--dist", "worksteal", "-m", "not browser")),
+    "notebooks": (
+        "each cell shows what is stored",
+        pytest("-q", "--dist", "loadfile", "--no-loadscope-reorder", "--nbval", *NBVAL, "notebooks", "solutions"),
+    ),
+    "exercises": (
+        "an untouched exercise runs to its end",
+        pytest("-q", "--dist", "loadfile", "--nbval-lax", *NBVAL, "exercises"),
+    ),
+    "browser": (
+        "the reader's way and every panel, in JupyterLab",
+        pytest("-v", "--dist", "worksteal", "-m", "browser", "-rs", "tests/browser"),
+    ),
+}
+
+
+def run(arguments: list[str], environment: dict[str, str], hold: bool = False) -> tuple[int, float, str]:
+    """Run Python with the arguments; return its exit code, its seconds, and what it printed if that is to be held back."""
+    start = time.monotonic()
+    held = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if hold else {}
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, **held)
+    return done.returncode, time.monotonic() - start, done.stdout or ""
+
+
+def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Run the named parts until one fails; return a line on each that ran, and the names of those that failed."""
+    lines, failed, began = [], [], time.monotonic()
+
+    def note(name: str, code: int, seconds: float) -> None:
+        lines.append(f"{name} {seconds:.0f} s")
+        if code:
+            failed.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = {pool.submit(run, QUICK[name][1], environment, hold=True): name for name in QUICK if name in names}
+        for future in as_completed(futures):
+            code, seconds, printed = future.result()
+            name = futures[future]
+            print(f"== {name}: {QUICK[name][0]} ({seconds:.0f} s)\n{printed}", end="", flush=True)
+            note(name, code, seconds)
+    slow = [name for name in PARTS if name in names]
+    for number, name in enumerate(slow, 1):
+        if failed:
+            break
+        print(
+            f"== {name}: {PARTS[name][0]} ({number} of {len(slow)}, {time.monotonic() - began:.0f} s so far)",
+            flush=True,
+        )
+        code, seconds, _ = run(PARTS[name][1], environment)
+        note(name, code, seconds)
+    return lines, failed
 
 
 def main(names: list[str]) -> int:
     """Run the named parts, or all; return 0 if none failed."""
-    unknown = set(names) - set(PARTS)
+    known = [*QUICK, *PARTS]
+    unknown = set(names) - set(known)
     if unknown:
         print(
-            f"There is no part named {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}.", file=sys.stderr
+            f"There is no part named {', '.join(sorted(unknown))}; the parts are {', '.join(known)}.", file=sys.stderr
         )
         return 2
-    lines, failed = [], ""
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         # The reader's copies and progress are not the tests' to touch. Two processes run tests, so each gets one thread:
         # more threads than cores make small ops many times as slow.
         environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
-        for name in names or PARTS:
-            print(f"== {name}", flush=True)
-            start = time.monotonic()
-            code = subprocess.run([sys.executable, *PARTS[name]], cwd=ROOT, env=environment).returncode
-            lines.append(f"{name} {time.monotonic() - start:.0f} s")
-            if code:
-                failed = name
-                break
-    print(f"\n{'FAILED in ' + failed if failed else 'All passed'}: {', '.join(lines)}.")
+        lines, failed = run_all(names or known, environment)
+    verdict = f"FAILED in {' and '.join(failed)}" if failed else "All passed"
+    print(f"\n{verdict}: {', '.join(lines)}; {time.monotonic() - start:.0f} s in all.")
     return 1 if failed else 0
 
 

@@ -1,7 +1,9 @@
-"""Use a notebook in JupyterLab as a person does: menus, keys, and looking at what is there."""
+"""Use a notebook in JupyterLab as a person does: menus, keys, and looking at what is there.
+
+Nothing here sleeps: each step waits for what a person would wait to see.
+"""
 
 import time
-from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -11,50 +13,58 @@ MINUTE = 60_000
 def open_notebook(page: Page, url: str) -> None:
     """Open a notebook and wait for its cells and its kernel."""
     page.goto(url)
-    expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=MINUTE)
-    expect(page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first).to_be_visible(timeout=MINUTE)
-    page.wait_for_timeout(1500)  # a restart in the first second, before the kernel's channels stand, can lose the run
+    expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=2 * MINUTE)
+    # The status bar, not the notebook's own indicator, which says idle even before there is a kernel: JupyterLab drops a
+    # run that is asked for by then.
+    expect(page.locator("#jp-main-statusbar").get_by_text("| Idle")).to_be_visible(timeout=2 * MINUTE)
 
 
-def run_all(page: Page) -> float:
-    """Restart and run all cells from the menu, wait until the last has its number; return the seconds that took.
+def run_all(page: Page) -> None:
+    """Run all cells of a notebook that was never run, and wait until the last has its number."""
+    choose(page, "Run", "Run All Cells")
+    _wait_for_the_last(page)
 
-    Now and then JupyterLab loses the run that it has just restarted for, and the cells wait for ever. A reader would ask
-    again, and so does this, once.
-    """
-    prompts = code_cells(page).locator(".jp-InputPrompt")
-    began = _restart_and_run(page)
-    done = "[" + str(prompts.count()) + "]:"
-    try:
-        expect(prompts.last).to_have_text(done, timeout=1.5 * MINUTE)
-    except AssertionError:
-        print("the run was lost after 90 s; once more")
-        began = _restart_and_run(page)
-        expect(prompts.last).to_have_text(done, timeout=3 * MINUTE)
+
+def restart_and_run_all(page: Page) -> float:
+    """Restart and run all cells from the menu, wait until the last has its number; return the seconds that took."""
+    choose(page, "Run", "Restart Kernel and Run All Cells…")
+    began = time.monotonic()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(_prompts(page).last).to_have_text("[*]:", timeout=MINUTE)  # the stored numbers are gone
+    _wait_for_the_last(page)
     return time.monotonic() - began
 
 
-def _restart_and_run(page: Page) -> float:
-    page.get_by_role("menubar").get_by_text("Run", exact=True).click()
-    page.get_by_text("Restart Kernel and Run All Cells…", exact=True).click()
-    began = time.monotonic()
-    page.get_by_role("button", name="Confirm Kernel Restart").click()
-    # The stored numbers are gone.
-    expect(code_cells(page).locator(".jp-InputPrompt").last).to_have_text("[*]:", timeout=MINUTE)
-    return began
+def _prompts(page: Page) -> Locator:
+    return code_cells(page).locator(".jp-InputPrompt")
+
+
+def _wait_for_the_last(page: Page) -> None:
+    prompts = _prompts(page)
+    expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=10 * MINUTE)
+
+
+def choose(page: Page, menu: str, entry: str) -> None:
+    """Choose an entry of the menu bar."""
+    page.get_by_role("menubar").get_by_text(menu, exact=True).click()
+    page.get_by_text(entry, exact=True).click()
 
 
 def code_cells(page: Page) -> Locator:
     return page.locator(".jp-Notebook .jp-CodeCell")
 
 
+def outputs(page: Page) -> Locator:
+    return page.locator(".jp-OutputArea-output")
+
+
 def errors(page: Page) -> Locator:
     """Return the outputs that show an exception."""
-    return page.locator(".jp-OutputArea-output").filter(has_text="Traceback (most recent call last)")
+    return outputs(page).filter(has_text="Traceback (most recent call last)")
 
 
 def cell_with(page: Page, text: str) -> Locator:
-    """Return the one code cell whose input holds `text`."""
+    """Return the first code cell whose input holds `text`."""
     return code_cells(page).filter(has=page.locator(".jp-InputArea-editor", has_text=text)).first
 
 
@@ -66,39 +76,36 @@ def retype(page: Page, cell: Locator, text: str) -> None:
     page.keyboard.press("Shift+Enter")
 
 
-def use_theme(page: Page, name: str) -> None:
-    """Choose a theme from the menu."""
-    page.get_by_role("menubar").get_by_text("Settings", exact=True).click()
-    page.get_by_text("Theme", exact=True).click()
-    page.get_by_text(name, exact=True).click()
-    expect(page.locator("body")).to_have_attribute("data-jp-theme-name", name)
+def press(page: Page, control: Locator, *keys: str) -> None:
+    """Reach a control and press keys on it."""
+    control.focus()
+    for key in keys:
+        page.keyboard.press(key)
 
 
-def portray(page: Page, panel: Locator, folder: Path, name: str) -> None:
-    """Save what people look at: the window around the panel, the whole page at two widths, both again in the dark theme."""
-    for theme, suffix, widths in (("Light", "", (1500, 1000)), ("Dark", "_dark", (1500,))):
-        use_theme(page, f"JupyterLab {theme}")
-        panel.evaluate("cell => cell.scrollIntoView({block: 'start'})")
-        page.wait_for_timeout(300)
-        page.screenshot(path=str(folder / f"{name}_window{suffix}.png"))
-        for width in widths:
-            picture(page, folder / f"{name}{suffix}_{width}.png", width)
-    use_theme(page, "JupyterLab Light")
+def choose_next(page: Page, menu: Locator) -> None:
+    """Choose a menu's next entry by keyboard. Space opens the menu: on a closed one, arrows move from cell to cell."""
+    press(page, menu, "Space", "ArrowDown", "Enter")
 
 
 def save(page: Page) -> None:
+    """Save the notebook, and wait until it is saved: the mark on its tab goes."""
+    changed = page.locator("#jp-main-dock-panel .lm-TabBar-tab.jp-mod-dirty")
+    expect(changed).to_have_count(1)
     page.keyboard.press("Escape")
     page.keyboard.press("Control+S")
-    page.wait_for_timeout(500)
+    expect(changed).to_have_count(0)
 
 
-def picture(page: Page, path, width: int) -> None:
-    """Save the whole notebook as a picture, as wide as a window of `width` shows it."""
-    page.set_viewport_size({"width": width, "height": 1000})
-    page.wait_for_timeout(500)
-    height = page.locator(".jp-WindowedPanel-outer").evaluate("element => element.scrollHeight")
-    page.set_viewport_size({"width": width, "height": min(int(height) + 150, 15_000)})
-    page.locator(".jp-WindowedPanel-outer").evaluate("element => element.scrollTo(0, 0)")
-    page.wait_for_timeout(700)
-    page.screenshot(path=str(path))
-    page.set_viewport_size({"width": width, "height": 1000})
+def settle(page: Page) -> None:
+    """Wait until the notebook is laid out: five frames in a row in which it keeps its size and place."""
+    page.evaluate("""async () => {
+        await document.fonts.ready;
+        const notebook = document.querySelector(".jp-WindowedPanel-outer");
+        for (let last = "", calm = 0; calm < 5;) {
+            await new Promise(requestAnimationFrame);
+            const now = [notebook.scrollHeight, notebook.clientWidth, notebook.scrollTop].join();
+            calm = now === last ? calm + 1 : 0;
+            last = now;
+        }
+    }""")

@@ -1,10 +1,11 @@
-"""Chapter 01 in a real browser: run it, turn bits by mouse and by keyboard, type numbers good and bad."""
+"""Chapter 01's panel in a real browser: turn bits by mouse and by keyboard, type numbers good and bad."""
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, picture, run_all, use_theme
+from tests.browser.notebook import cell_with, errors, open_notebook, press, run_all, settle
 
 
 def bit(panel, weight):
@@ -12,10 +13,10 @@ def bit(panel, weight):
     return panel.get_by_role("button", name=re.compile(rf"\bbit {weight}: "))
 
 
-def digits(panel, count):
-    """What the bits say, from the sign on."""
-    names = [bit(panel, weight).evaluate("e => getComputedStyle(e, '::before').content[1]") for weight in range(count)]
-    return "".join(reversed(names))
+def expect_digits(panel, digits):
+    """Expect of the bits to say this, from the sign on."""
+    for weight, digit in enumerate(reversed(digits)):
+        expect(bit(panel, weight)).to_have_css("content", re.compile(f'^"{digit}"'), pseudo="before")
 
 
 def choose_format(panel, name):
@@ -23,28 +24,29 @@ def choose_format(panel, name):
     select.select_option(label=select.locator("option", has_text=f"{name} (").inner_text())
 
 
-def test_bits_chapter_runs_and_its_panel_answers(lab, page, screenshots):
-    open_notebook(page, lab.url("notebooks/01_bits.ipynb"))
-    seconds = run_all(page)
-    print(f"01: Run All in {seconds:.1f} s")
+@pytest.fixture
+def panel(lab, page):
+    open_notebook(page, lab.small_notebook("01_bits", "BitExplorer()"))
+    run_all(page)
     expect(errors(page)).to_have_count(0)
+    return cell_with(page, "BitExplorer()").locator(".amp-bits")
 
-    panel = cell_with(page, "BitExplorer()").locator(".amp-bits")
+
+def test_bit_explorer_answers(panel, page, portray):
     value, status = panel.locator(".amp-value"), panel.get_by_role("status")
     expect(value).to_have_text("0.0999755859375")
-    assert digits(panel, 16) == "0010111001100110"
+    expect_digits(panel, "0010111001100110")
 
     # The sign by mouse, the highest exponent bit by keyboard: Tab from the sign, then Space.
     bit(panel, 15).click()
     expect(value).to_have_text("−0.0999755859375")
-    bit(panel, 15).focus()
-    page.keyboard.press("Tab")
+    press(page, bit(panel, 15), "Tab")
     expect(bit(panel, 14)).to_be_focused()
     page.keyboard.press("Space")
     expect(value).to_have_text("−6552")
     page.keyboard.press("Enter")
     expect(value).to_have_text("−0.0999755859375")
-    assert digits(panel, 16) == "1010111001100110"
+    expect_digits(panel, "1010111001100110")
     expect(bit(panel, 15)).to_have_attribute("title", "bit 15: sign")
 
     text = panel.get_by_role("textbox").first
@@ -53,9 +55,7 @@ def test_bits_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     expect(value).to_have_text("2048")
     expect(status).to_contain_text("2049 is not in fp16: rounded to 2048, 1 too small")
     expect(panel.get_by_role("row", name="fp32")).to_contain_text("exact")
-    panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "01_bits_window.png"))
+    portray(panel, "01_bits")
 
     text.fill("1,5")
     text.press("Enter")
@@ -71,29 +71,16 @@ def test_bits_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     expect(value).to_have_text("2049")
 
 
-def test_64_bits_stay_within_the_panel_at_any_width_and_theme(lab, page, screenshots):
-    open_notebook(page, lab.url("notebooks/01_bits.ipynb"))
-    run_all(page)
-    panel = cell_with(page, "BitExplorer()").locator(".amp-bits")
-    for width in (1500, 1000):
-        picture(page, screenshots / f"01_bits_{width}.png", width)
+def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
     choose_format(panel, "fp64")
     expect(bit(panel, 63)).to_be_visible()
     for width in (1500, 1000):
         page.set_viewport_size({"width": width, "height": 1000})
-        panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
-        page.wait_for_timeout(500)
+        settle(page)
         frame = panel.bounding_box()
         for weight in (63, 52, 51, 24, 0):
             box = bit(panel, weight).bounding_box()
             assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"], (width, weight)
         clipped = "e => e.scrollWidth > e.clientWidth + 1"
         assert not panel.locator(".amp-bits-view").evaluate(clipped), f"a table is cut at {width} pixels"
-        page.screenshot(path=str(screenshots / f"01_bits_fp64_{width}.png"))
-    use_theme(page, "JupyterLab Dark")
-    for width in (1500, 1000):
-        picture(page, screenshots / f"01_bits_dark_{width}.png", width)
-    page.set_viewport_size({"width": 1500, "height": 1000})
-    panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")
-    page.wait_for_timeout(300)
-    page.screenshot(path=str(screenshots / "01_bits_dark_window.png"))
+    portray(panel, "01_bits_fp64")

@@ -1,16 +1,14 @@
-"""Chapter 03 in a real browser: run it, and let its panel count collisions, by menu, by keyboard, typed well and badly."""
+"""Chapter 03's panel in a real browser: it counts collisions, by menu, by keyboard, typed well and badly."""
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, picture, portray, run_all
+from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
 
-def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
-    open_notebook(page, lab.url("notebooks/03_positions.ipynb"))
-    seconds = run_all(page)
-    print(f"03: Run All in {seconds:.1f} s")
-    expect(errors(page)).to_have_count(1)  # the one that the chapter shows on purpose
-    expect(errors(page)).to_contain_text("Expected tensor for argument #1 'indices'")
+def test_collision_explorer_answers(lab, page, portray):
+    open_notebook(page, lab.small_notebook("03_positions", "CollisionExplorer()"))
+    run_all(page)
+    expect(errors(page)).to_have_count(0)
 
     panel = cell_with(page, "CollisionExplorer()")
     counts = panel.get_by_role("status").filter(has_text=" ids for ")
@@ -22,9 +20,7 @@ def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     before = rounded.get_attribute("src")
 
     # The format by keyboard alone, then from the menu.
-    chosen.focus()
-    for key in ("Space", "ArrowDown", "Enter"):  # Space opens the menu: on a closed one, arrows move from cell to cell
-        page.keyboard.press(key)
+    choose_next(page, chosen)
     expect(counts).to_contain_text("512 ids for 512 tokens")
     expect(panel.get_by_role("img", name="similarity map with ids in fp16")).not_to_have_attribute("src", before)
     chosen.select_option(label="fp8 E4M3")
@@ -36,8 +32,7 @@ def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     length.fill("2^17")
     length.press("Enter")
     expect(counts).to_contain_text("1,409 ids for 131,072 tokens")
-    panel.get_by_role("button", name="× 2").focus()
-    page.keyboard.press("Space")
+    press(page, panel.get_by_role("button", name="× 2"), "Space")
     expect(counts).to_contain_text("1,537 ids for 262,144 tokens")
     for typed, words in (
         ("-5", "too small"),
@@ -61,12 +56,4 @@ def test_positions_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     base.fill("500000")
     base.press("Enter")
     expect(panel).to_contain_text("head size 16, base 500000")
-    portray(page, panel, screenshots, "03_positions")
-
-
-def test_positions_exercises_open_unattempted(lab, page, screenshots):
-    open_notebook(page, lab.url("my_work/03_positions.ipynb"))
-    run_all(page)
-    expect(errors(page)).to_have_count(0)
-    expect(page.locator(".jp-OutputArea-output").get_by_text("Not attempted.")).to_have_count(5)
-    picture(page, screenshots / "03_exercises_1000.png", 1000)
+    portray(panel, "03_positions")

@@ -1,16 +1,15 @@
-"""Chapter 08 in a real browser: run it, change recipe and options by keyboard, and read what a step kept."""
+"""Chapter 08's panel in a real browser: change recipe and options by keyboard, and read what a step kept."""
 
 import re
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import cell_with, errors, open_notebook, portray, run_all
+from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
 
-def test_recipes_chapter_runs_and_its_panel_answers(lab, page, screenshots):
-    open_notebook(page, lab.url("notebooks/08_recipes.ipynb"))
-    seconds = run_all(page)
-    print(f"08: Run All in {seconds:.1f} s")
+def test_recipe_explorer_answers(lab, page, portray):
+    open_notebook(page, lab.small_notebook("08_recipes", "RecipeExplorer()"))
+    run_all(page)
     expect(errors(page)).to_have_count(0)
 
     panel = cell_with(page, "RecipeExplorer()")
@@ -22,9 +21,7 @@ def test_recipes_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     expect(measured).to_contain_text("dynamic, 65,536")
 
     # Without master weights Adam divides by nothing; bf16 saves it.
-    panel.get_by_label("master weights").focus()
-    for key in ("Space", "ArrowDown", "Enter"):
-        page.keyboard.press(key)
+    choose_next(page, panel.get_by_label("master weights"))
     expect(verdict).to_contain_text("this training is over")
     expect(bars).to_have_attribute("aria-label", re.compile(r"O2 8\.\d; fp32 16\.0"))
     panel.get_by_label("dtype").select_option("bf16")
@@ -34,9 +31,7 @@ def test_recipes_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     panel.get_by_label("recipe", exact=True).select_option("pure bf16")
     for option in ("dtype", "batch norm", "master weights", "loss scale"):
         expect(panel.get_by_label(option, exact=True)).to_be_disabled()
-    panel.get_by_label("recipe", exact=True).focus()
-    for key in ("Space", "ArrowDown", "Enter"):
-        page.keyboard.press(key)
+    choose_next(page, panel.get_by_label("recipe", exact=True))
     expect(verdict).to_contain_text("pure bf16 + SR with Adam keeps 8.0 bytes")
 
     # A lower learning rate, with the arrow keys: fewer weights change.
@@ -44,8 +39,7 @@ def test_recipes_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     panel.get_by_label("optimizer", exact=True).select_option("SGD")
     expect(verdict).to_contain_text("keeps 4.0 bytes")
     slider = panel.get_by_role("slider")
-    slider.focus()
-    page.keyboard.press("End")
+    press(page, slider, "End")
     expect(panel.locator(".widget-readout")).to_have_text("1e-05")
     expect(verdict).to_contain_text(re.compile(r"changed \d\.\d %"))  # a few percent, of fp32's 98
     page.keyboard.press("Home")
@@ -58,4 +52,4 @@ def test_recipes_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     panel.get_by_label("net", exact=True).select_option("CharGPT")
     expect(panel.get_by_text("CharGPT has no batch norm")).to_be_visible()
     panel.get_by_label("net", exact=True).select_option("DigitsResNet")
-    portray(page, panel, screenshots, "08_recipes")
+    portray(panel, "08_recipes")

@@ -7,6 +7,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from amp_course import authoring
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 CHAPTERS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -30,6 +32,12 @@ def name(path):
 def test_was_run_from_top_to_bottom(path):
     counts = [cell.execution_count for cell in code(read(path))]
     assert counts == list(range(1, len(counts) + 1))
+
+
+def test_stored_outputs_are_up_to_date():
+    old = "".join(f"\n  {name(path)}: {reason}" for path, reason in authoring.out_of_date().items())
+    if old:
+        pytest.fail(f"run `make notebooks`, for these are out of date:{old}", pytrace=False)
 
 
 @pytest.mark.parametrize("path", RUN, ids=name)

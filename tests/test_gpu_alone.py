@@ -1,0 +1,31 @@
+"""`pytest -m gpu` runs on a rented machine, with torch, scikit-learn, matplotlib and pytest, and nothing more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LACKING = [
+    "IPython",
+    "hypothesis",
+    "ipykernel",
+    "ipywidgets",
+    "jupyterlab",
+    "ml_dtypes",
+    "nbformat",
+    "nbval",
+    "playwright",
+]
+
+
+def test_the_gpu_tests_are_collected_without_jupyter_and_pytests_plugins():
+    code = (
+        f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING}));"
+        "sys.exit(pytest.main(['-q', '--collect-only', '-m', 'gpu', '-p', 'no:cacheprovider']))"
+    )
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    assert len(found) > 20 and all(line.startswith("tests/gpu/") for line in found)
