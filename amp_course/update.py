@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -91,12 +92,16 @@ def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
     That is every changed notebook, and every other changed file that the new version changes too. A file that equals either
     version of the course is not the reader's. Returns the names of the files that were moved.
     """
-    changed = git.names("diff", "--name-only", "--no-renames", "HEAD")
+    git.succeeds("update-index", "-q", "--refresh")
+    # Not `git diff`, which leaves out files that differ in their line endings alone, and a merge then refuses.
+    changed = git.names("diff-index", "--name-only", "--no-renames", "HEAD")
     incoming = git.names("diff", "--name-only", "--no-renames", "HEAD", target)
     in_head = set(git.names("ls-tree", "-r", "--name-only", "HEAD"))
     ours = {name for name in changed if name in in_head and name.endswith(".ipynb")} | (changed & incoming)
     in_the_way = {obstacle for name in incoming - in_head if (obstacle := _obstacle(git.root, name))}
-    staged = git.names("diff", "--cached", "--name-only", "--no-renames", "HEAD") & git.names("diff", "--name-only")
+    staged = git.names("diff-index", "--cached", "--name-only", "--no-renames", "HEAD") & git.names(
+        "diff-files", "--name-only"
+    )
     kept = []
     for name in sorted(ours & staged):
         if git.succeeds("cat-file", "-e", f":{name}"):
@@ -140,20 +145,21 @@ def _is_the_courses(git: Git, name: str, target: str) -> bool:
 
 def _refuse_if_open(root: Path) -> None:
     """Raise CourseError if a JupyterLab of this user is running in the course: it may hold changes that are not saved."""
-    from jupyter_server.serverapp import list_running_servers
+    from jupyter_core.paths import jupyter_runtime_dir
 
     lab.use_writable_folders()
-    for server in list_running_servers():
-        folder = Path(server.get("root_dir", os.devnull)).resolve()
-        if folder.is_relative_to(root) and _listens(server.get("port")):
-            raise CourseError(
-                f"JupyterLab is running in {folder} (port {server['port']}): save your notebooks, stop it with Ctrl-C in its "
-                "terminal, then update. Nothing was changed."
-            )
+    for record in Path(jupyter_runtime_dir()).glob("jpserver-*.json"):  # where each running server describes itself
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            server = json.loads(record.read_text(encoding="utf-8"))
+            if Path(server["root_dir"]).resolve().is_relative_to(root) and _listens(server["port"]):
+                raise CourseError(
+                    f"JupyterLab is running in {server['root_dir']} (port {server['port']}): save your notebooks, stop it with "
+                    "Ctrl-C in its terminal, then update. Nothing was changed."
+                )
 
 
-def _listens(port: object) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((lab.ADDRESS, int(str(port))), timeout=2):
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((lab.ADDRESS, port), timeout=2):
         return True
     return False
 

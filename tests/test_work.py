@@ -294,5 +294,8 @@ def test_a_folder_that_another_command_holds_is_said(desk: Desk, monkeypatch: py
 
     desk.folder.mkdir()
     monkeypatch.setattr(work, "_LOCK_SECONDS", 0.05)
-    with files.locked(desk.folder / "exercises"), pytest.raises(CourseError, match="another process has been using .* Wait"):
+    with (
+        files.locked(desk.folder / "exercises"),
+        pytest.raises(CourseError, match=r"another process has been using .* Wait"),
+    ):
         work.copy_missing()
