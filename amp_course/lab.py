@@ -97,12 +97,15 @@ def _jupyter_options() -> dict[str, bool]:
 def use_writable_folders() -> None:
     """Where Jupyter's own folders in the reader's home cannot be written, give it others, for this process and its kernels.
 
-    They lie in `my_work/.jupyter`, so that settings stay from one start to the next; what the kernels' libraries only cache
-    goes to a temporary folder.
+    They lie in `my_work/.jupyter`, so that settings stay from one start to the next.
     """
     from jupyter_core import paths
 
     fallback = work_dir() / ".jupyter"
+    try:
+        Path.home()
+    except RuntimeError:  # as in a container whose user is only a number
+        os.environ["HOME"] = str(fallback)
     for variable, folder in (
         ("JUPYTER_CONFIG_DIR", paths.jupyter_config_dir()),
         ("JUPYTER_DATA_DIR", paths.jupyter_data_dir()),
@@ -122,7 +125,7 @@ def _can_write(folder: str) -> bool:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):  # for what a network folder or a full disk refuses, only trying tells
             return True
-    except (OSError, RuntimeError):  # RuntimeError: a user without any home
+    except (OSError, RuntimeError):  # RuntimeError: the home of a user who does not exist
         return False
 
 
