@@ -21,7 +21,7 @@ examples:
   amp-course progress                     what you have solved so far
   amp-course report --json                what this machine can do, for a program to read
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
-  amp-course update                       get the next version of the course; what you changed is kept
+  amp-course update                       the next version of the course; what you changed is kept
 """
 
 LAB = """\
