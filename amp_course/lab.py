@@ -31,19 +31,34 @@ def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[
     from jupyterlab.labapp import LabApp
 
     print("Starting JupyterLab; Ctrl-C here stops it.", flush=True)
-    LabApp.launch_instance(
-        [
-            f"--ServerApp.ip={ADDRESS}",
-            f"--ServerApp.port={port}",
-            "--ServerApp.port_retries=0",  # a port is the one we said, or an error
-            f"--ServerApp.root_dir={root}",
-            "--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb",
-            "--Application.log_level=ERROR",  # the address, which is always shown, stays the last thing on the screen
-            *([] if browser else ["--no-browser"]),
-            *(["--allow-root"] if _is_root() else []),
-            *jupyter_args,
-        ]
-    )
+    ours = {
+        "ServerApp.ip": ADDRESS,
+        "ServerApp.port": str(port),
+        "ServerApp.port_retries": "0",  # a port is the one we said, or an error
+        "ServerApp.root_dir": str(root),
+        "LabApp.default_url": "/lab/tree/notebooks/00_start.ipynb",
+        "Application.log_level": "ERROR",  # the address, which is always shown, stays the last thing on the screen
+    }
+    theirs = _settings(jupyter_args)
+    try:
+        LabApp.launch_instance(
+            [
+                *(f"--{setting}={value}" for setting, value in ours.items() if setting not in theirs),
+                *([] if browser else ["--no-browser"]),
+                *(["--allow-root"] if _is_root() else []),
+                *jupyter_args,
+            ]
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CourseError(f"JupyterLab could not run: {error}. Check the options that you gave it.") from error
+
+
+def _settings(arguments: Sequence[str]) -> set[str]:
+    """Return what JupyterLab's arguments set, by its full name: ["--ip=::1"] → {"ServerApp.ip"}."""
+    from jupyter_server import serverapp
+
+    names = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
+    return {serverapp.aliases.get(name, name) for name in names}
 
 
 def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
