@@ -1,14 +1,18 @@
-# The reader's two commands are `make lab` and `make test`. Linux and macOS; the README has the same without make.
+# The reader's commands are `make lab`, `make update` and `make test`. Linux and macOS; the README has the same without make.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 
 VENV := .venv/bin
-INSTALL = @$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
+# What is no Python at all, or a Python 2, cannot say so itself; any later one reads tools/install.py, which says the rest.
+NO_PYTHON = amp_course: $(PYTHON) does not run here as a Python 3. Install Python 3.11 or newer (https://python.org, or your \
+system'\''s packages), or name one that you have: make lab PYTHON=python3.12
+INSTALL = @[ "$$($(PYTHON) -c 'import sys; print(sys.version_info >= (3, 6))' 2>&1)" = True ] || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
+	$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-matrix test-phrasebook screenshots exercises notebooks lint
+.PHONY: help lab update test test-matrix test-phrasebook screenshots exercises notebooks lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -19,6 +23,10 @@ help: ## show this list
 lab: ## open the course in JupyterLab; installs it the first time
 	$(INSTALL)
 	@$(VENV)/amp-course lab $(ARGS)
+
+update: ## get the next version of the course; what you changed is kept
+	$(INSTALL)
+	@$(VENV)/amp-course update
 
 test: ## run every check that needs no GPU
 	$(INSTALL) --extra test

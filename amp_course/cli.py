@@ -1,13 +1,16 @@
-"""The command `amp-course`: open the course, show progress, report on the machine, set a chapter back."""
+"""The command `amp-course`: open the course, update it, show progress, report on the machine, start a chapter over."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
 from amp_course import __version__
-from amp_course.kit.errors import CourseError
+from amp_course.kit.errors import CourseError, describe_os_error
 
 # torch, Jupyter and the chapters are imported where they are needed: `amp-course --help` answers at once.
 
@@ -18,41 +21,77 @@ examples:
   amp-course progress                     what you have solved so far
   amp-course report --json                what this machine can do, for a program to read
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
+  amp-course update                       the next version of the course; what you changed is kept
 """
 
 LAB = """\
 Copies to my_work/ the exercises that you do not have yet, and starts JupyterLab at the first notebook. Your copies are
-never overwritten. The server listens on this machine only, behind a token. Any other option is handed on to JupyterLab.
+never overwritten. The server listens on this machine only, behind a token. JupyterLab's own options are handed on to it;
+what follows `--` is handed on unchecked.
 """
 
 RESET = """\
 Gives you a fresh copy of a chapter's exercises. Yours is kept beside it, under a name with the date.
 """
 
+UPDATE = """\
+Fetches the next version of the course with git, installs what it needs, and offers changed exercises beside your copies.
+Notebooks that you ran or changed are moved to my_work/before-update-DATE/ first. Save and close your notebooks, and stop
+JupyterLab, before you update.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0, or 2 when something is for the reader to put right."""
-    own, jupyter_args = _split(sys.argv[1:] if argv is None else list(argv))
+    """Run the command; returns its exit code: 0, or 2 when something is for the reader to put right, or a signal's."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without × or ⁻ still shows the rest
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # here, and not when Python ends: then it is too late to say anything
+    except CourseError as error:
+        problem = str(error)
+    except BrokenPipeError:
+        _silence()
+        return 141  # as any program that SIGPIPE ends: whoever reads has seen enough
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        _silence()
+        problem = describe_os_error(error, "this could not be finished")
+    with contextlib.suppress(OSError):
+        print(f"amp-course: {problem}", file=sys.stderr)
+    return 2
+
+
+def _silence() -> None:
+    """Let go of what could not be printed; else Python tries again when it ends, and complains."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: list[str]) -> int:
+    own, unchecked = _split(argv)
     parser = _parser()
-    args, unknown = parser.parse_known_args(own)
-    jupyter_args = unknown + jupyter_args
+    args, jupyter_args = parser.parse_known_args(own)
     if args.command is None:
         parser.print_help()
-        return 0
-    if jupyter_args and args.command != "lab":
-        parser.error(f"unrecognized arguments: {' '.join(jupyter_args)}")
-    try:
-        if args.command == "lab":
-            _lab(args.port, args.browser, jupyter_args)
-        elif args.command == "progress":
-            _progress()
-        elif args.command == "report":
-            _report(args.json)
-        else:
-            _reset(args.chapter)
-    except CourseError as error:
-        print(f"amp-course: {error}", file=sys.stderr)
-        return 2
+    elif args.command == "lab":
+        _lab(args.port, args.browser, jupyter_args, unchecked)
+    elif jupyter_args + unchecked:
+        parser.error(f"unrecognized arguments: {' '.join(jupyter_args + unchecked)}")
+    elif args.command == "progress":
+        _progress()
+    elif args.command == "report":
+        _report(args.json)
+    elif args.command == "update":
+        from amp_course.update import update
+
+        update()
+    else:
+        _reset(args.chapter)
     return 0
 
 
@@ -75,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
     lab = commands.add_parser("lab", help="open the course in JupyterLab", description=LAB, allow_abbrev=False)
-    lab.usage = "amp-course lab [--no-browser] [--port N] [any option of JupyterLab]"
+    lab.usage = "amp-course lab [--no-browser] [--port N] [options of JupyterLab] [-- ...]"
     lab.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address to open")
     lab.add_argument(
         "--port", type=_port, metavar="N", help="listen on this port (default: the first free one from 8888)"
@@ -87,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "reset", help="get a fresh copy of a chapter's exercises", description=RESET, allow_abbrev=False
     )
     reset.add_argument("chapter", metavar="CHAPTER", help="its number or its word: 06 or loop")
+    commands.add_parser("update", help="get the next version of the course", description=UPDATE, allow_abbrev=False)
     return parser
 
 
@@ -96,12 +136,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _lab(port: int | None, browser: bool, jupyter_args: Sequence[str]) -> None:
+def _lab(port: int | None, browser: bool, jupyter_args: Sequence[str], unchecked: Sequence[str]) -> None:
     from amp_course import lab, work
 
+    lab.check_options(jupyter_args, own=("--port", "--no-browser"))
     for change in work.copy_missing():
         print(change.message)
-    lab.start(port, browser, jupyter_args)
+    lab.start(port, browser, [*jupyter_args, *unchecked])
 
 
 def _progress() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from amp_course.kit.errors import CourseError
-from amp_course.kit.paths import course_root
+from amp_course.kit.paths import course_root, work_dir
 
 ADDRESS = "127.0.0.1"
 FIRST_PORT = 8888
@@ -22,28 +24,132 @@ def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[
     """
     root = course_root()
     port = _free_port() if port is None else _checked(port)
-    _quiet_the_news()
+    use_writable_folders()
+    _use_own_settings()
     os.environ["AMP_COURSE_ROOT"] = str(root)  # kernels look no further, wherever the package is installed
 
     from jupyterlab.labapp import LabApp
 
-    LabApp.launch_instance(
-        [
-            f"--ServerApp.ip={ADDRESS}",
-            f"--ServerApp.port={port}",
-            "--ServerApp.port_retries=0",  # a port is the one we said, or an error
-            f"--ServerApp.root_dir={root}",
-            "--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb",
-            f"--LabApp.extra_labextensions_path={Path(__file__).parent / 'lab_settings' / 'labextensions'}",
-            *([] if browser else ["--no-browser"]),
-            *(["--allow-root"] if _is_root() else []),
-            *jupyter_args,
-        ]
-    )
+    print("Starting JupyterLab; Ctrl-C here stops it.", flush=True)
+    ours = {
+        "ServerApp.ip": ADDRESS,
+        "ServerApp.port": str(port),
+        "ServerApp.port_retries": "0",  # a port is the one we said, or an error
+        "ServerApp.root_dir": str(root),
+        "LabApp.default_url": "/lab/tree/notebooks/00_start.ipynb",
+        "LabApp.extra_labextensions_path": str(Path(__file__).parent / "lab_settings" / "labextensions"),
+        "Application.log_level": "ERROR",  # the address, which is always shown, stays the last thing on the screen
+    }
+    theirs = _settings(jupyter_args)
+    try:
+        LabApp.launch_instance(
+            [
+                *(f"--{setting}={value}" for setting, value in ours.items() if setting not in theirs),
+                *([] if browser else ["--no-browser"]),
+                *(["--allow-root"] if _is_root() else []),
+                *jupyter_args,
+            ]
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CourseError(f"JupyterLab could not run: {error}. Check the options that you gave it.") from error
 
 
-def _quiet_the_news() -> None:
-    """Switch JupyterLab's news prompt off for this server alone: the reader's own settings stay as they are."""
+def _settings(arguments: Sequence[str]) -> set[str]:
+    """Return what JupyterLab's arguments set, by its full name: ["--ip=::1"] → {"ServerApp.ip"}."""
+    from jupyter_server import serverapp
+
+    names = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
+    return {serverapp.aliases.get(name, name) for name in names}
+
+
+def check_options(arguments: Sequence[str], own: Sequence[str] = ()) -> None:
+    """Raise CourseError for the first argument that is neither an option of JupyterLab's nor the value of one.
+
+    own: further options to suggest for a misspelt one, such as "--port". Imports JupyterLab.
+    """
+    known = _jupyter_options() if arguments else {}
+    value_may_follow = False
+    for argument in arguments:
+        name, assigned, _ = argument.partition("=")
+        if argument.startswith("-"):
+            option = ".".join(name.split(".")[:2])  # --ServerApp.tornado_settings.x sets a part of a known one
+            if option not in known:
+                near = difflib.get_close_matches(name, [*own, *known], n=1, cutoff=0.7)
+                meant = f" Did you mean {near[0]}?" if near else ""
+                raise CourseError(
+                    f"neither amp-course nor JupyterLab has an option {name}.{meant} (Put an option that only an extension of "
+                    "JupyterLab knows after `--`.)"
+                )
+            value_may_follow = known[option] and not assigned
+        elif value_may_follow:
+            value_may_follow = False
+        else:
+            raise CourseError(
+                f"'{argument}' is not an option: `amp-course lab` opens the start page, and you choose a notebook there."
+            )
+
+
+def _jupyter_options() -> dict[str, bool]:
+    """Return the options that JupyterLab knows, and whether each takes a value: {"--debug": False, "--ip": True, …}."""
+    from jupyter_server import serverapp
+    from jupyterlab.labapp import LabApp
+    from traitlets.config import Configurable
+
+    options = {"--help-all": False, "--version": False}
+    for names, takes_value in (
+        ({**serverapp.aliases, **LabApp.aliases}, True),
+        ({**serverapp.flags, **LabApp.flags}, False),
+    ):
+        for several in names:  # one name, or a tuple of names for the same
+            for name in [several] if isinstance(several, str) else several:
+                options[f"-{name}" if len(name) == 1 else f"--{name}"] = takes_value
+    classes = [Configurable]
+    for found in classes:  # grows as it goes: all that are loaded
+        classes += found.__subclasses__()
+        options |= {f"--{found.__name__}.{trait}": True for trait in found.class_trait_names(config=True)}
+    return options
+
+
+def use_writable_folders() -> None:
+    """Where Jupyter's own folders in the reader's home cannot be written, give it others, for this process and its kernels.
+
+    They lie in `my_work/.jupyter`, so that settings stay from one start to the next.
+    """
+    from jupyter_core import paths
+
+    fallback = work_dir() / ".jupyter"
+    try:
+        Path.home()
+    except RuntimeError:  # as in a container whose user is only a number
+        os.environ["HOME"] = str(fallback)
+    for variable, folder in (
+        ("JUPYTER_CONFIG_DIR", paths.jupyter_config_dir()),
+        ("JUPYTER_DATA_DIR", paths.jupyter_data_dir()),
+        ("JUPYTER_RUNTIME_DIR", paths.jupyter_runtime_dir()),
+        ("IPYTHONDIR", os.environ.get("IPYTHONDIR", "~/.ipython")),
+        ("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", "~/.config/matplotlib")),
+    ):
+        if not _can_write(folder):
+            os.environ[variable] = str(fallback / variable.lower())
+            Path(os.environ[variable]).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _can_write(folder: str) -> bool:
+    """Say whether files can be made in the folder, which need not exist yet. Makes it."""
+    try:
+        path = Path(folder).expanduser()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # for what a network folder or a full disk refuses, only trying tells
+            return True
+    except (OSError, RuntimeError):  # RuntimeError: the home of a user who does not exist
+        return False
+
+
+def _use_own_settings() -> None:
+    """Add the course's settings to JupyterLab's for this server alone: the reader's own stay as they are.
+
+    They switch off the news prompt, and the menus of nbgrader, which the tests install but readers have no use for.
+    """
     ours = str(Path(__file__).parent / "lab_settings")
     theirs = os.environ.get("JUPYTER_CONFIG_PATH")
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join([ours, theirs] if theirs else [ours])

@@ -17,8 +17,11 @@ from datetime import datetime
 from pathlib import Path
 
 from amp_course.course import Chapter
-from amp_course.kit.errors import CourseError
+from amp_course.kit import files
+from amp_course.kit.errors import CourseError, describe_os_error
 from amp_course.kit.paths import course_root, work_dir
+
+_LOCK_SECONDS = 60.0  # another command copies some megabytes; on a network folder that takes its time
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,7 @@ def copy_missing() -> list[Change]:
     changes: list[Change] = []
     if not exercises:
         return changes
-    with _explained(work):
-        work.mkdir(parents=True, exist_ok=True)
+    with _alone_in(work):
         before, note = _read_origins(work)
         changes += note
         origins = dict(before)
@@ -64,15 +66,12 @@ def reset(chapter: Chapter) -> list[Change]:
     work = work_dir()
     copy = work / exercise.name
     changes: list[Change] = []
-    with _explained(work):
-        work.mkdir(parents=True, exist_ok=True)
-        # Before the old copy moves: a full disk must not leave the reader with none.
-        fresh = _staged(exercise, copy)
+    with _alone_in(work):
         if copy.exists():
-            saved = _unused(copy, f"saved-{datetime.now():%Y-%m-%d-%H%M}")
-            os.replace(copy, saved)
+            saved = files.unused_name(copy, f"saved-{datetime.now():%Y-%m-%d-%H%M}")
+            _copy(copy, saved)
             changes.append(Change(saved, f"Your work is kept as {saved}."))
-        os.replace(fresh, copy)
+        _copy(exercise, copy)
         changes.append(Change(copy, f"{copy} is fresh again."))
         origins, note = _read_origins(work)
         _write_origins(work, origins | {exercise.name: _sha256(exercise)})
@@ -95,7 +94,7 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
     if mine == origin:
         _copy(exercise, copy)
         return [Change(copy, f"The exercises {exercise.stem} have changed, and your untouched copy with them.")]
-    offered = _unused(copy, f"new-{datetime.now():%Y-%m-%d}")
+    offered = files.unused_name(copy, f"new-{datetime.now():%Y-%m-%d}")
     _copy(exercise, offered)
     return [
         Change(
@@ -108,22 +107,8 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
 
 def _copy(source: Path, target: Path) -> None:
     """Copy in one step: a kill leaves no half notebook under the name that the reader opens."""
-    os.replace(_staged(source, target), target)
-
-
-def _staged(source: Path, target: Path) -> Path:
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.copyfile(source, temporary)
-    return temporary
-
-
-def _unused(path: Path, word: str) -> Path:
-    """Return a name beside the path that no file has: 06_loop.ipynb, "new-2026-11-21" → 06_loop.new-2026-11-21.ipynb."""
-    candidate, count = path.with_name(f"{path.stem}.{word}{path.suffix}"), 1
-    while candidate.exists():
-        count += 1
-        candidate = path.with_name(f"{path.stem}.{word}-{count}{path.suffix}")
-    return candidate
+    with files.replacing(target) as part:
+        shutil.copyfile(source, part)
 
 
 def _sha256(path: Path) -> str:
@@ -140,29 +125,29 @@ def _read_origins(work: Path) -> tuple[dict[str, str], list[Change]]:
     except FileNotFoundError:
         return {}, []
     except ValueError as error:
-        aside = _unused(path, f"damaged-{datetime.now():%Y-%m-%d}")
+        aside = files.unused_name(path, f"damaged-{datetime.now():%Y-%m-%d}")
         os.replace(path, aside)
         message = (
             f"{path} was damaged ({error}) and is kept as {aside.name}. Your notebooks are untouched. If an exercise looks "
-            "out of date, `amp-course reset CHAPTER` gives you the present one and keeps yours."
+            "out of date, `amp-course reset CHAPTER` gives you the current one and keeps yours."
         )
         return {}, [Change(aside, message)]
     return origins, []
 
 
 def _write_origins(work: Path, origins: dict[str, str]) -> None:
-    temporary = work / ".origins.json.tmp"
-    temporary.write_text(json.dumps(origins, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, work / ".origins.json")
+    files.write_text(work / ".origins.json", json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
 @contextlib.contextmanager
-def _explained(work: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into one line with a cure."""
+def _alone_in(work: Path) -> Iterator[None]:
+    """Make the folder and keep other commands out of it; turn the system's refusal to write into one line with a cure."""
     try:
-        yield
+        work.mkdir(parents=True, exist_ok=True)
+        with files.locked(work / "exercises", _LOCK_SECONDS):
+            yield
     except OSError as error:
         raise CourseError(
-            f"the folder for your copies, {work}, cannot be used ({error.strerror}: {error.filename}); nothing of yours is "
-            "lost. Make it writable, or set AMP_COURSE_WORK to a folder that is."
+            describe_os_error(error, f"your copies in {work} could not be written, and nothing of yours is lost")
+            + " AMP_COURSE_WORK can name another folder for them."
         ) from error

@@ -70,11 +70,40 @@ def test_lab_listens_on_this_machine_and_opens_the_start_page(clone: Path, launc
     assert (clone / "my_work" / "06_loop.ipynb").exists()
 
 
-def test_lab_hands_on_what_it_does_not_know(clone: Path, launched: list[str]) -> None:
+def test_lab_hands_on_the_options_of_jupyterlab_and_what_follows_two_dashes(
+    clone: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "check_options", lambda arguments, own: None)
     port = str(free_port())
     cli.main(["lab", "--no-browser", "--port", port, "--LabApp.dev_mode=True", "--debug", "--", "--port-x", "--"])
     assert launched[-4:] == ["--LabApp.dev_mode=True", "--debug", "--port-x", "--"]
     assert "--no-browser" in launched
+
+
+@pytest.mark.parametrize(
+    "known",
+    ["--debug", "--ip 0.0.0.0", "--ServerApp.ip=::1", "--MappingKernelManager.cull_interval 5", "-y --core-mode"],
+)
+def test_options_of_jupyterlab_are_known(known: str) -> None:
+    lab.check_options(known.split())
+
+
+@pytest.mark.parametrize(
+    "wrong, meant",
+    [
+        ("--prot 8890", "has an option --prot. Did you mean --port?"),
+        ("--debug --no-brwoser", "has an option --no-brwoser. Did you mean --no-browser?"),
+        ("--ServerApp.ipp=::1", "has an option --ServerApp.ipp. Did you mean --ServerApp.ip?"),
+        ("-q", "has an option -q. (Put"),
+        ("--ip 0.0.0.0 8890", "'8890' is not an option"),
+        ("06_loop", "'06_loop' is not an option"),
+    ],
+)
+def test_a_misspelt_option_is_one_line_with_the_nearest(clone: Path, wrong: str, meant: str, capsys) -> None:
+    assert cli.main(["lab", *wrong.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("amp-course: ") and meant in line
+    assert not (clone / "my_work").exists()  # nothing was begun
 
 
 def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]) -> None:
@@ -82,7 +111,42 @@ def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]
     ours, theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert theirs == "/theirs"
     config = json.loads(Path(ours, "labconfig", "page_config.json").read_text())
-    assert config == {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
+    off = {"@jupyterlab/apputils-extension:announcements": True, "@jupyter/nbgrader": True}
+    assert config == {"disabledExtensions": off}
+
+
+def test_nbgrader_which_the_tests_install_is_no_part_of_the_readers_lab() -> None:
+    """Asked of JupyterLab itself, with the course's settings."""
+    command = [sys.executable, "-m", "jupyterlab.labextensions", "list"]
+    settings = {"JUPYTER_CONFIG_PATH": str(Path(lab.__file__).parent / "lab_settings")}
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    assert "@jupyter/nbgrader (all plugins)" in (done.stdout + done.stderr).partition("Disabled extensions:")[2]
+
+
+def test_where_home_cannot_be_written_jupyter_gets_folders_in_my_work(
+    clone: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "a file").touch()
+    monkeypatch.setenv("HOME", str(clone / "a file" / "home"))  # root may write anywhere, but not below a file
+    for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR"):
+        monkeypatch.delenv(f"JUPYTER_{name}", raising=False)
+    for name in ("XDG_DATA_HOME", "XDG_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["lab", "--port", str(free_port())]) == 0
+    folders = {name: os.environ.get(name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    folders["IPYTHONDIR"] = os.environ.get("IPYTHONDIR")
+    for name, folder in folders.items():
+        assert folder == str(clone / "my_work" / ".jupyter" / name.lower()) and Path(folder).is_dir()
+        monkeypatch.setenv(name, folder)  # so that it is put back
+
+
+def test_where_home_can_be_written_it_is_used(
+    clone: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(clone / "home"))
+    monkeypatch.delenv("JUPYTER_CONFIG_DIR", raising=False)
+    assert cli.main(["lab", "--port", str(free_port())]) == 0
+    assert "JUPYTER_CONFIG_DIR" not in os.environ and not (clone / "my_work" / ".jupyter").exists()
 
 
 def test_a_port_in_use_is_one_line_and_code_2(clone: Path, launched: list[str], taken: int, capsys) -> None:
@@ -114,7 +178,7 @@ def test_what_is_no_port_is_refused(port: str, capsys) -> None:
 def test_help_names_every_command_and_shows_examples(capsys) -> None:
     assert cli.main([]) == 0
     text = capsys.readouterr().out
-    for word in ("lab", "progress", "report", "reset", "examples:", "amp-course reset 06"):
+    for word in ("lab", "progress", "report", "reset", "update", "examples:", "amp-course reset 06"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -189,3 +253,39 @@ def test_the_command_runs_as_a_module_without_a_traceback(tmp_path: Path) -> Non
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("amp-course: AMP_COURSE_ROOT is ")
+
+
+def pipe(command: str, clone: Path) -> subprocess.CompletedProcess[str]:
+    script = f"set -o pipefail; {sys.executable} -m amp_course {command}"
+    own = {"AMP_COURSE_ROOT": str(clone), "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    return subprocess.run(["bash", "-c", script], env=os.environ | own, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("command", ["progress", "report --json", "--help", "lab --help", "reset 06"])
+def test_a_reader_who_has_seen_enough_gets_no_traceback(command: str, clone: Path) -> None:
+    done = pipe(f"{command} | true", clone)
+    assert done.stderr == "" and done.returncode in (0, 141)  # 141: what a shell says of any program that SIGPIPE ended
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "2>/dev/full"])
+def test_closed_outputs_cost_nothing(closed: str, clone: Path) -> None:
+    done = pipe(f"progress {closed}", clone)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_output_on_a_full_disk_is_one_line(clone: Path) -> None:
+    done = pipe("progress >/dev/full", clone)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("amp-course: ") and "the disk is full" in line
+
+
+def test_a_terminal_without_the_letters_shows_the_rest(clone: Path) -> None:
+    done = pipe("progress", clone)
+    plain = subprocess.run(
+        [sys.executable, "-m", "amp_course", "report"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        capture_output=True,
+    )
+    assert done.returncode == 0 and plain.returncode == 0 and plain.stderr == b""
+    assert rb"\xd7" in plain.stdout  # the sign × of "14× the time", or of a memory's size

@@ -45,6 +45,7 @@ def make_clone(folder: Path, requires: str = "") -> Path:
     """Lay out a folder that install.py takes for the course's."""
     (folder / "tools").mkdir(parents=True)
     shutil.copy(INSTALL, folder / "tools")
+    shutil.copy(INSTALL.with_name("trouble.py"), folder / "tools")
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "constraints.txt").write_text("torch==2.13.0\n")
     requirement = f"Requires-Dist: {requires}\\n" if requires else ""
@@ -83,9 +84,10 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> types.ModuleType:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """install.py itself, taken to lie in an empty folder."""
     clone = make_clone(tmp_path / "clone")
+    monkeypatch.syspath_prepend(str(clone / "tools"))
     found = types.ModuleType("install")
     found.__file__ = str(clone / "tools" / "install.py")
     exec(compile(INSTALL.read_text(), found.__file__, "exec"), found.__dict__)
@@ -98,8 +100,9 @@ def one_line(err: str) -> str:
     return line
 
 
-def test_an_old_python_can_read_it() -> None:
-    ast.parse(INSTALL.read_text(), feature_version=(3, 6))
+@pytest.mark.parametrize("name", ["install.py", "trouble.py"])
+def test_an_old_python_can_read_it(name: str) -> None:
+    ast.parse(INSTALL.with_name(name).read_text(), feature_version=(3, 6))
 
 
 @pytest.mark.parametrize("old", ["python3.6", "python3.7", "python3.8", "python3.9", "python3.10"])
@@ -223,6 +226,26 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
         ("ERROR: [Errno 13] Permission denied: '/x'", "cannot be written"),
         ("[Errno 30] Read-only file system: '/x'", "cannot be written"),
         ("ERROR: No matching distribution found for torch==2.13.0", "there is no torch 2.13.0 for Python 3."),
+        (
+            "ERROR: Ignored the following versions that require a different python version: 4.1.1 Requires-Python >=3.11.5\n"
+            "ERROR: Could not find a version that satisfies the requirement soupsieve==4.1.1 (from versions: 0.4)\n"
+            "ERROR: No matching distribution found for soupsieve==4.1.1",
+            "soupsieve==4.1.1 needs another Python than 3.",
+        ),
+        ("ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12'", "x needs another Python than 3."),
+        ("ERROR: No matching distribution found for six>=2", "pip found no six>=2 for Python 3."),
+        (
+            "WARNING: Location 'foo/torch/' is ignored: it is neither a file nor a directory.",
+            "foo is no address of a package",
+        ),
+        ("ERROR: HTTP error 403 while getting https://x", "refuses to serve you"),
+        ("ERROR: HTTP error 503 while getting https://x", "is out of order"),
+        ("OSError('Tunnel connection failed: 407 Proxy Authentication Required')", "the proxy wants a name"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "arrived damaged"),
+        ("ERROR: ResolutionImpossible: for help visit", "PIP_CONSTRAINT"),
+        ("ERROR: Invalid requirement: '<<<<<<< HEAD'", "is damaged. Get them back with `git checkout"),
+        ("error: subprocess-exited-with-error\nERROR: Failed to build 'mpi4py' when", "mpi4py has no ready-made build"),
+        ("MemoryError", "out of memory"),
         # a first retry that helped is not what went wrong
         ("WARNING: Retrying (Retry(total=2, connect=None)) after ...\nERROR: something else", None),
     ],
@@ -231,6 +254,96 @@ def test_trouble_is_named_with_its_cure(module: types.ModuleType, output: str, s
     explained = module.explain(output)
     assert explained is None if said is None else said in explained
     assert "\n" not in (explained or "")
+
+
+def test_a_pin_for_another_python_is_named(ready: Path, tmp_path: Path) -> None:
+    """With a pin in constraints.txt, pip itself speaks of a conflict, and names no cause."""
+    page = tmp_path / "simple" / "needs-new" / "index.html"
+    page.parent.mkdir(parents=True)
+    links = {version: f"needs_new-{version}-py3-none-any.whl" for version in ("1", "2")}
+    page.write_text(f'<a href="{links["1"]}">1</a> <a href="{links["2"]}" data-requires-python="&gt;=3.99">2</a>')
+    lost = make_clone(tmp_path / "lost", requires="needs-new")
+    (lost / "constraints.txt").write_text("needs-new==2\ntorch==2.13.0\n")
+    shutil.copytree(ready / ".venv", lost / ".venv", symlinks=True)
+    code, _, err = set_up(lost, PIP_INDEX_URL=page.parents[1].as_uri(), PIP_CONFIG_FILE=os.devnull)
+    assert code == 1
+    assert f"needs-new==2 needs another Python than {sys.version.split()[0]}" in one_line(err)
+
+
+@pytest.mark.parametrize("setting", ["PIP_TARGET", "PIP_PREFIX", "PIP_USER"])
+def test_settings_of_pips_that_lead_elsewhere_do_not_count(ready: Path, tmp_path: Path, setting: str) -> None:
+    clone = make_clone(tmp_path / "clone")
+    shutil.copytree(ready / ".venv", clone / ".venv", symlinks=True)
+    (clone / ".venv" / "installed.json").unlink()
+    code, out, err = set_up(clone, **{setting: "1" if setting == "PIP_USER" else str(tmp_path / "elsewhere")})
+    assert (code, err) == (0, ""), out
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
+def test_a_missing_file_is_named(module: types.ModuleType, name: str, capsys) -> None:
+    (module.ROOT / name).unlink()
+    assert module.main([]) == 1
+    assert f"{name} is missing, so this folder is not whole" in one_line(capsys.readouterr().err)
+
+
+def test_constraints_without_torch_are_damaged(module: types.ModuleType, capsys) -> None:
+    module.CONSTRAINTS.write_text("")
+    module.make_venv = lambda: None
+    module.VENV.mkdir()
+    assert module.main(["--torch-index", "https://example.org"]) == 1
+    assert "is damaged: it names no torch" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("wrong", ["a file", "a dangling link"])
+def test_something_else_called_venv(tmp_path: Path, wrong: str) -> None:
+    clone = make_clone(tmp_path / "clone")
+    (clone / ".venv").touch() if wrong == "a file" else (clone / ".venv").symlink_to("nowhere")
+    code, _, err = set_up(clone)
+    assert code == 1 and f"Remove {clone / '.venv'} and run the same command again" in one_line(err)
+
+
+def test_a_pip_that_is_killed_is_said(module: types.ModuleType, monkeypatch) -> None:
+    monkeypatch.setattr(module, "run", lambda command, show=False: (-9, ""))
+    with pytest.raises(module.Stop, match=r"pip was ended by signal 9 .*memory"):
+        module.pip("-e", ".")
+
+
+def test_trouble_that_nobody_foresaw_ends_with_pips_last_word(module: types.ModuleType, monkeypatch) -> None:
+    monkeypatch.setattr(module, "run", lambda command, show=False: (1, "ERROR: first\nERROR: the moon is full\n"))
+    module.VENV.mkdir()
+    with pytest.raises(module.Stop, match=r"pip failed \(the moon is full\); all that it said is in .*install.log"):
+        module.pip("-e", ".")
+
+
+MAKEFILE = INSTALL.parents[1] / "Makefile"
+
+
+def make(python: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    clone = make_clone(tmp_path / "a clone")
+    shutil.copy(MAKEFILE, clone)
+    return subprocess.run(["make", "lab", f"PYTHON={python}"], cwd=clone, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+@pytest.mark.parametrize("python", ["nosuch", "/nonexistent/python", "false", "./Makefile", "cat"])
+def test_make_with_no_python_says_what_to_do(python: str, tmp_path: Path) -> None:
+    done = make(python, tmp_path)
+    assert done.returncode != 0
+    said, stop = done.stderr.strip().splitlines()
+    assert (
+        said.startswith(f"amp_course: {python} does not run here as a Python 3")
+        and "make lab PYTHON=python3.12" in said
+    )
+    assert stop.startswith("make: ***")
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+def test_make_with_python_2_says_the_same(tmp_path: Path) -> None:
+    pythons = [*Path.home().glob(".pyenv/versions/2.*/bin/python")]
+    if not pythons:
+        pytest.skip("no Python 2 on this machine")
+    assert "does not run here as a Python 3" in make(str(pythons[0]), tmp_path).stderr
 
 
 def test_a_full_disk_is_seen_before_it_begins(module: types.ModuleType, monkeypatch, capsys) -> None:

@@ -4,10 +4,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -52,6 +54,27 @@ def test_each_direct_requirement_is_pinned_to_a_version_it_allows(requirement: R
 def test_no_pin_names_one_build() -> None:
     assert pins()["torch"] == Version("2.13.0")
     assert [name for name, version in pins().items() if version.local] == []
+
+
+LOWEST_PYTHON = "3.11.0"  # any 3.11 is promised: Debian 12 has 3.11.2
+
+
+def test_each_pin_allows_the_lowest_python_and_the_newest() -> None:
+    """What a package asks of Python stands in its own metadata, which is here for every pin that is installed."""
+    wanted = pins()
+    found = {
+        canonicalize_name(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
+        for each in distributions()
+        if wanted.get(canonicalize_name(each.name)) == Version(Version(each.version).public)
+    }
+    assert len(found) > 100
+    refused = {
+        name: str(range_)
+        for name, range_ in found.items()
+        for python in (LOWEST_PYTHON, "3.12.0", "3.13.0")
+        if python not in range_
+    }
+    assert refused == {}
 
 
 def test_the_pins_stand_in_order_once_each() -> None:

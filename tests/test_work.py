@@ -2,6 +2,10 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
@@ -27,7 +31,9 @@ class Desk:
         self.exercise.write_text("first")
 
     def files(self) -> dict[str, str]:
-        return {path.name: path.read_text() for path in self.folder.iterdir() if path != self.origins}
+        """The reader's folder, less what the course keeps there for itself."""
+        ours = (self.origins.name, ".exercises.lock")
+        return {path.name: path.read_text() for path in self.folder.iterdir() if path.name not in ours}
 
 
 @pytest.fixture
@@ -169,7 +175,7 @@ def test_a_failed_reset_leaves_the_copy_where_it_was(desk: Desk, monkeypatch: py
         raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr(work.shutil, "copyfile", full)
-    with pytest.raises(CourseError, match="No space left on device"):
+    with pytest.raises(CourseError, match="the disk is full"):
         work.reset(find("loop"))
     assert desk.copy.read_text() == "mine"
 
@@ -205,14 +211,14 @@ def test_a_kill_while_noting_origins_leaves_the_old_ones(desk: Desk, monkeypatch
 
 def test_a_folder_that_cannot_be_written_says_which_and_what_to_do(desk: Desk) -> None:
     desk.folder.write_text("a file where the folder should be")
-    with pytest.raises(CourseError, match=r"my_work, cannot be used .*Make it writable, or set AMP_COURSE_WORK"):
+    with pytest.raises(CourseError, match=r"your copies in .*my_work could not .*AMP_COURSE_WORK"):
         work.copy_missing()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
 def test_a_read_only_folder_says_so(desk: Desk) -> None:
     desk.folder.mkdir(mode=0o500)
-    with pytest.raises(CourseError, match="Permission denied"):
+    with pytest.raises(CourseError, match="you have no permission to use"):
         work.copy_missing()
 
 
@@ -220,3 +226,76 @@ def test_a_course_without_exercises_makes_no_folder(desk: Desk) -> None:
     desk.exercise.unlink()
     assert messages() == []
     assert not desk.folder.exists()
+
+
+def test_a_linked_copy_stays_a_link_and_what_it_led_to_is_kept(desk: Desk, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "synced" / "06_loop.ipynb"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("mine")
+    desk.folder.mkdir()
+    desk.copy.symlink_to(elsewhere)
+    saved, _ = work.reset(find("loop"))
+    assert desk.copy.is_symlink() and elsewhere.read_text() == "first"
+    assert saved.path.read_text() == "mine" and not saved.path.is_symlink()
+
+
+# Both processes wait for the same file, so that they start at the same moment; torch and Jupyter are not needed.
+AT_ONCE = """
+import sys, time
+from pathlib import Path
+from amp_course import work
+from amp_course.course import find
+gate = Path(sys.argv[1])
+Path(f"{gate}.{sys.argv[2]}").touch()
+while not gate.exists():
+    time.sleep(0.0005)
+sys.argv[3] == "reset" and work.reset(find("loop"))
+sys.argv[3] == "start" and work.copy_missing()
+"""
+
+
+def run_at_once(root: Path, what: str, processes: int = 2) -> None:
+    gate = root / "gate"
+    commands = [[sys.executable, "-c", AT_ONCE, str(gate), str(number), what] for number in range(processes)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    while len(list(root.glob("gate.*"))) < processes:
+        assert all(process.poll() is None for process in running)
+    gate.touch()
+    for process in running:
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+    for path in root.glob("gate*"):
+        path.unlink()
+
+
+def test_two_resets_at_once_lose_nothing(desk: Desk, tmp_path: Path) -> None:
+    """By default 20 pairs; RESET_PAIRS=1000 for the long proof, which without the lock loses copies."""
+    work.copy_missing()
+    expected: Counter[str] = Counter()
+    for pair in range(int(os.environ.get("RESET_PAIRS", "20"))):
+        desk.copy.write_text(f"mine, {pair}")
+        run_at_once(tmp_path, "reset")
+        expected.update([f"mine, {pair}", "first"])  # the second of the two puts the fresh copy of the first aside
+    saved = Counter(path.read_text() for path in desk.folder.glob("06_loop.saved-*.ipynb"))
+    assert saved == expected
+    assert desk.copy.read_text() == "first" and not list(desk.folder.glob("*.part"))
+
+
+def test_first_starts_at_once_all_succeed(desk: Desk, tmp_path: Path) -> None:
+    for number in range(30):
+        (desk.exercise.parent / f"{number}.ipynb").write_text("exercise")
+    for _ in range(4):
+        shutil.rmtree(desk.folder, ignore_errors=True)
+        run_at_once(tmp_path, "start", processes=3)
+        assert len(desk.files()) == 31 and len(json.loads(desk.origins.read_text())) == 31
+
+
+def test_a_folder_that_another_command_holds_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amp_course.kit import files
+
+    desk.folder.mkdir()
+    monkeypatch.setattr(work, "_LOCK_SECONDS", 0.05)
+    with (
+        files.locked(desk.folder / "exercises"),
+        pytest.raises(CourseError, match=r"another process has been using .* Wait"),
+    ):
+        work.copy_missing()

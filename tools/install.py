@@ -20,6 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import trouble
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -28,35 +30,6 @@ LOG = VENV / "install.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 NEEDED = (3, 11)
 GIGABYTES = 2.5  # with a CPU build of torch
-AGAIN = "and run the same command again: it goes on from here."
-
-# What pip or the system says → what we say. The first that matches counts: on a full disk, or without a network, pip also
-# complains that it found no package. A retry that helped is no trouble: only the last one, "total=0", counts.
-TROUBLE = (
-    (
-        r"No space left on device|Disk quota exceeded",
-        "the disk is full. The course takes about {gigabytes} GB, with a CUDA build of torch several more. Free some space (or "
-        f"set TMPDIR to a folder on a larger disk, if it is the one of {{tmp}} that is full) {AGAIN}",
-    ),
-    (
-        r"CERTIFICATE_VERIFY_FAILED",
-        "the package index could not be trusted, as happens behind a company's proxy. Set PIP_CERT to the company's certificate "
-        f"file {AGAIN}",
-    ),
-    (
-        r"Retry\(total=0\b|Max retries exceeded|^(ERROR|error).*([Cc]onnect|timed out|name resolution|[Pp]roxy|[Ii]ncomplete)",
-        f"the package index cannot be reached. Check the network (behind a proxy, set HTTPS_PROXY) {AGAIN}",
-    ),
-    (
-        r"Permission denied|Read-only file system",
-        f"a file or folder cannot be written. Make {{root}} and all in it writable by you {AGAIN}",
-    ),
-    (
-        r"No matching distribution found for torch\b",
-        "there is no torch {torch} for Python {python} and this machine where pip looks. Try another Python, such as "
-        "`make lab PYTHON=python3.12` after removing .venv, or another TORCH_INDEX.",
-    ),
-)
 
 
 class Stop(Exception):
@@ -70,6 +43,7 @@ def main(arguments=None):
     parser.add_argument("--torch-index", default="", help="take torch from the package index at this address")
     options = parser.parse_args(arguments)
     try:
+        check_whole()
         if not done(options):
             check_python()
             check_folder()
@@ -112,6 +86,13 @@ def read_stamp():
         return json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"extras": [], "torch_index": ""}
+
+
+def check_whole():
+    """Stop if one of the two files that say what to install is missing."""
+    for path in (ROOT / "pyproject.toml", CONSTRAINTS):
+        if not path.is_file():
+            raise Stop(f"{path} is missing, so this folder is not whole. Get it back with `git checkout {path.name}`.")
 
 
 def check_python():
@@ -190,7 +171,10 @@ def make_venv():
     ):
         code, output = run(step)
         if code:
-            raise Stop(explain(output) or f"{sys.executable} could not make .venv: {' '.join(output.split())[-300:]}")
+            said = " ".join(output.split())[-300:]
+            raise Stop(
+                explain(output) or f"{sys.executable} could not make .venv: {said}. Remove {VENV} {trouble.AGAIN}"
+            )
 
 
 def forget_half_written():
@@ -202,12 +186,30 @@ def forget_half_written():
 
 def pip(*arguments):
     """Run `pip install` in .venv, showing its large steps; raise Stop with the cause if it fails."""
-    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    code, output = run([str(PYTHON), "-m", "pip", "install", *options, *arguments], show=True)
+    command = [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--progress-bar",
+        "off",
+    ]
+    code, output = run(command + list(arguments), show=True)
+    if code < 0:
+        raise Stop(
+            f"pip was ended by signal {-code} (9 as a rule: memory ran out). Close some programs {trouble.AGAIN}"
+        )
     if code:
+        # When pip finds no file of a pinned version, it speaks of a conflict; asked for that version alone, it says why.
+        for pin in sorted(set(re.findall(r"\(constraint\) (\S+==\S+)", output))):
+            output += run([*command, "--dry-run", "--no-deps", pin])[1]
         with contextlib.suppress(OSError):
             LOG.write_text(output, encoding="utf-8")
-        raise Stop(explain(output) or f"pip failed with exit code {code}; all that it said is in {LOG}.")
+        errors = re.findall(r"^(?:ERROR: |error: )(.+)", output, re.MULTILINE)
+        last = f"pip failed ({errors[-1][:200]})" if errors else f"pip failed with exit code {code}"
+        raise Stop(explain(output) or f"{last}; all that it said is in {LOG}. Put that right {trouble.AGAIN}")
 
 
 def run(command, show=False):
@@ -220,7 +222,7 @@ def run(command, show=False):
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        env=dict({"PIP_RETRIES": "3"}, **os.environ),  # pip's five make a reader without a network wait
+        env=environment(),
         close_fds=False,  # hands on the lock of alone()
     )
     for line in process.stdout:
@@ -228,6 +230,14 @@ def run(command, show=False):
         if show and step(line):
             say("  " + step(line))
     return process.wait(), "".join(lines)
+
+
+def environment():
+    """Return the variables for pip: the reader's, less those that would make it install elsewhere than in .venv."""
+    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_HASHES", "PYTHONHOME", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    # pip's five retries make a reader without a network wait
+    return dict({"PIP_RETRIES": "3"}, **dict(kept, PIP_USER="0"))
 
 
 def step(line):
@@ -243,16 +253,26 @@ def step(line):
 
 def explain(output):
     """Find the cause in what a command said; return a line with the cause and the cure, or None."""
-    for pattern, message in TROUBLE:
-        if re.search(pattern, output, re.MULTILINE):
-            tmp, minor = os.environ.get("TMPDIR", "/tmp"), ".".join(map(str, sys.version_info[:2]))
-            return message.format(gigabytes=GIGABYTES, tmp=tmp, root=ROOT, torch=torch_pin(), python=minor)
-    return None
+    return trouble.explain(
+        output,
+        gigabytes=GIGABYTES,
+        tmp=os.environ.get("TMPDIR", "/tmp"),
+        root=ROOT,
+        torch=torch_pin(),
+        python=".".join(map(str, sys.version_info[:2])),
+        python_full=".".join(map(str, sys.version_info[:3])),
+        executable=sys.executable,
+        package="a package",
+        index="the address in TORCH_INDEX",
+    )
 
 
 def torch_pin():
     """Return the version of torch that constraints.txt pins, such as "2.13.0"."""
-    return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE).group(1)
+    found = re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    if not found:
+        raise Stop(f"{CONSTRAINTS} is damaged: it names no torch. Get it back with `git checkout {CONSTRAINTS.name}`.")
+    return found.group(1)
 
 
 def say(line, code=0, file=None):
