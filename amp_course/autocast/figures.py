@@ -9,8 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from amp_course.autocast.events import short
-from amp_course.autocast.trace import ModuleRow
+from amp_course.autocast.records import ModuleRow, short
 from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, INK, new_figure, title
 
 _OTHER = "#888888"  # the colour of a dtype that the course has none for

@@ -13,7 +13,7 @@ from torch import nn
 from amp_course.autocast import is_fake
 from amp_course.autocast.panel import DtypeTrace
 from amp_course.autocast.trace import trace
-from amp_course.autocast.views import chips, panel_view
+from amp_course.autocast.trace_html import chips, panel_html
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +149,12 @@ def test_names_are_escaped_and_long_lists_cut():
                 x = x + 1
             return x
 
-    view = panel_view(trace(Many(), torch.ones(2)), "forward", "(model)")
+    view = panel_html(trace(Many(), torch.ones(2)), "forward", "(model)")
     assert "and 40 more ops" in view
     odd = nn.ModuleDict({"<b>": nn.Linear(2, 2)})
     odd.forward = lambda x: odd["<b>"](x)
     assert (
-        "<b></td>" not in (view := panel_view(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
+        "<b></td>" not in (view := panel_html(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
     )
 
 
