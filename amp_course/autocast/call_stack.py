@@ -30,6 +30,7 @@ from amp_course.autocast.records import CastBy
 
 _MARK = "amp_course.autocast.op "
 _OPERATOR = re.compile(r"(\w+)::(\w+)")
+_FUNCTION = 0  # of a RecordFunction's scopes: what the dispatcher calls, and Python's own autograd Functions
 _CASTS = {"aten::to", "aten::_to_copy"}
 _CASTS_BY_NAME = {"aten::type_as"}  # operators that a model calls in order to cast, besides `to`
 
@@ -97,7 +98,7 @@ def _callers(events: Sequence[Any], device_type: str) -> dict[int, Caller]:
         if event.kind() == "pop" and stack:
             stack.pop()
         elif event.kind() == "push":
-            name = event.name()
+            name = event.name() if event.scope() == _FUNCTION else ""  # "" for a label of the model's own, or a node
             if name.startswith(_MARK):
                 found[int(name.removeprefix(_MARK))] = [frame for frame in stack if frame.name != "PythonDispatchMode"]
             above = next((frame for frame in reversed(stack) if frame.name != "PythonDispatchMode"), None)

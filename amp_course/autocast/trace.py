@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -66,6 +67,9 @@ def trace(
     Example: trace(SimpleNet(8), torch.randn(2, 8))["linear2"].inputs → (torch.bfloat16,)
     """
     _check_arguments(model, loss)
+    import_module(
+        "torch._dynamo"
+    )  # PyTorch loads it when needed, and what that runs would pass for the model's own ops
     arguments = (inputs, dict(kwargs or {}))
     place = _one_device(model, arguments)
     device_type = device_type or place or "cpu"

@@ -187,7 +187,7 @@ def test_inference_mode_runs_what_it_runs_unwatched():
     """There composites such as einsum arrive whole, and their parts still have to be cast."""
 
     def function(w, a):
-        return torch.einsum("ij,jk->ik", a, w), F.linear(a, w), F.cross_entropy(a @ w, torch.arange(4))
+        return torch.einsum("ij,jk->ik", a, a), F.linear(a, a), F.cross_entropy(a @ a, torch.arange(4))
 
     model = Does(function)
     with torch.inference_mode():

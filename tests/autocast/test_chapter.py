@@ -40,8 +40,6 @@ def test_the_text_is_not_contradicted_for_cuda_and_is_for_the_cpu(cpu, cuda):
         return [row.op for row in policy.disagreements() if row.listed != "not listed"]
 
     assert contradicted(cuda) == [] and len(contradicted(cpu)) > 20 and "softmax" in contradicted(cpu)
-    if cuda.fake:
-        assert cuda["GRUCell"].verdict == "cannot run"
     for op in ("softmax", "layer_norm", "exp", "pow", "sum"):
         assert (cpu[op].verdict, cuda[op].verdict) == ("unchanged", "fp32")
     assert cuda["scaled_dot_product_attention"].verdict == "lower"
