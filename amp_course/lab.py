@@ -34,6 +34,7 @@ def start(port: int | None = None, browser: bool = True, jupyter_args: Sequence[
             "--ServerApp.port_retries=0",  # a port is the one we said, or an error
             f"--ServerApp.root_dir={root}",
             "--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb",
+            f"--LabApp.extra_labextensions_path={Path(__file__).parent / 'lab_settings' / 'labextensions'}",
             *([] if browser else ["--no-browser"]),
             *(["--allow-root"] if _is_root() else []),
             *jupyter_args,

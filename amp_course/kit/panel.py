@@ -50,6 +50,7 @@ class Panel(widgets.VBox):
         bundle = super()._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
+        still = self.still()
         bundle["text/plain"] = repr(self)
-        bundle["image/png"] = base64.b64encode(png(self.still())).decode()
-        return bundle
+        bundle["image/png"] = base64.b64encode(png(still)).decode()
+        return bundle, {"image/png": {"alt": getattr(still, "alt", "")}}

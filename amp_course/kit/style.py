@@ -6,7 +6,9 @@ shows itself, sharp on a dense screen and small enough to be stored in the noteb
 
 from __future__ import annotations
 
+import base64
 import io
+from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -95,11 +97,17 @@ INK, FAINT = "#222222", "#8a8a8a"
 
 
 class CourseFigure(Figure):
-    """A Figure that a notebook shows as a small, sharp PNG."""
+    """A Figure that a notebook shows as a small, sharp PNG, with `alt` for readers who cannot see it.
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    The alt text goes where IPython's own `Image(alt=…)` puts it, into the output's metadata. nbconvert reads it there;
+    JupyterLab 4 does not, so the course's JupyterLab has a small extension for it (lab_settings/labextensions).
+    """
+
+    alt = ""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         width, height = self.get_size_inches()
-        return png(self), {"width": round(width * _SHOWN), "height": round(height * _SHOWN)}
+        return png(self), {"width": round(width * _SHOWN), "height": round(height * _SHOWN), "alt": self.alt}
 
 
 def png(figure: Figure) -> bytes:
@@ -112,14 +120,24 @@ def png(figure: Figure) -> bytes:
     return small.getvalue()
 
 
+def image_html(figure: Figure) -> str:
+    """Return the figure as an <img> with its alt text, for a panel's HTML; no wider than the page."""
+    width = round(figure.get_size_inches()[0] * _SHOWN)
+    data = base64.b64encode(png(figure)).decode()
+    alt = escape(getattr(figure, "alt", ""))
+    return f'<img alt="{alt}" src="data:image/png;base64,{data}" style="width:{width}px;max-width:100%">'
+
+
 def new_figure(
-    width: float, height: float, columns: int = 1, rows: int = 1, dots: int = _DOTS, **options: Any
+    width: float, height: float, columns: int = 1, rows: int = 1, dots: int = _DOTS, alt: str = "", **options: Any
 ) -> tuple[Figure, Any]:
     """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives them).
 
     dots: per inch in the file; a page full of text takes FEWER_DOTS, or it is a third of a notebook's bytes
+    alt:  one sentence that tells a reader who cannot see the figure what it shows
     """
     figure = CourseFigure(figsize=(width, height), dpi=dots, layout="constrained", facecolor="white")
+    figure.alt = alt
     axes = figure.subplots(rows, columns, **options)
     for axis in figure.axes:
         for side in ("top", "right"):

@@ -25,7 +25,18 @@ def scale_figure(
     window: Window | None,
 ) -> Figure:
     """Draw the gradients scaled by 2^exponent by zone, above the shares at every loss scale, with the useful ones marked."""
-    figure, (above, below) = new_figure(7.6, 4.6, rows=2, height_ratios=[1.5, 1])
+    shares, useful = (
+        sweep[exponent],
+        f"2^{window.lowest} to 2^{window.highest} are useful" if window else "none is useful",
+    )
+    figure, (above, below) = new_figure(
+        7.6,
+        4.6,
+        rows=2,
+        height_ratios=[1.5, 1],
+        alt=f"Gradients by size in {fmt.name} at a loss scale of 2^{exponent}: {percent(shares['lost'])} are lost and "
+        f"{percent(shares['overflow'])} overflow. Below, the same shares at every loss scale, of which {useful}.",
+    )
     _columns(above, dict(zip(histogram.exponents, _rows(histogram), strict=True)))
     above.set_yticks([])
     above.set_xlabel("size of a gradient after scaling, power of two", fontsize=8)
@@ -40,7 +51,7 @@ def scale_figure(
         below.text((window.lowest + window.highest) / 2, 1.14, "useful", ha="center", va="bottom", fontsize=8)
     handles = [
         Patch(facecolor=LOOKS[zone][0], hatch=LOOKS[zone][1] * 2, edgecolor="white", label=f"{zone} {percent(share)}")
-        for zone, share in sweep[exponent].items()
+        for zone, share in shares.items()
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside lower center")
     return figure
@@ -65,13 +76,20 @@ def timeline_figure(timeline: Timeline, marked: Mapping[int, str] | None = None)
 
     marked: step → a few words about it, such as {50: "outlier"}
     """
-    figure, (above, below) = new_figure(7.6, 4.0, rows=2, sharex=True)
     steps = range(len(timeline.scales))
+    skips = [step for step in steps if timeline.skipped[step]]
+    figure, (above, below) = new_figure(
+        7.6,
+        4.0,
+        rows=2,
+        sharex=True,
+        alt=f"The loss scale over {len(steps)} training steps, from {timeline.scales[0]:,g} to {timeline.scales[-1]:,g}, above "
+        f"the loss, from {timeline.losses[0]:.2g} to {timeline.losses[-1]:.2g}; {len(skips)} skipped steps are marked.",
+    )
     colour = FORMAT_COLOURS["fp16"]
     above.step(steps, timeline.scales, where="post", color=colour, lw=1.5)
     above.set_yscale("log", base=2)
     below.plot(steps, timeline.losses, color=INK, lw=1.2)
-    skips = [step for step in steps if timeline.skipped[step]]
     above.plot(skips, [timeline.scales[step] for step in skips], "x", color=INK, ms=7, mew=2, label="skipped step")
     for axis in (above, below):
         for step in skips:

@@ -140,7 +140,7 @@ def test_every_control_is_named_and_told(panel):
 
 
 def test_carries_a_picture_for_pages_without_a_kernel(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).width > 700
 
 

@@ -257,7 +257,7 @@ def test_a_toggle_sends_only_what_changed(panel):
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "BitExplorer()"
     for text in ("nan", "-inf", "0"):

@@ -20,7 +20,7 @@ def test_scaler_chapter_runs_and_its_panel_answers(lab, page, screenshots):
     expect(panel.get_by_text("is too small")).to_be_visible()
 
     # The loss scale by keyboard alone, up to a useful one and past it.
-    slider = panel.get_by_role("slider")
+    slider = panel.get_by_role("slider", name="scale, 2 to the")
     slider.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")

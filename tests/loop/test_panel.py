@@ -45,7 +45,7 @@ def test_running_out_of_memory_is_told_in_place(panel, monkeypatch):
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "StepExplorer()"
 

@@ -127,7 +127,7 @@ def test_threads_and_random_stream_are_left_alone(panel):
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
     panel.start.value = "clipped while scaled"
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "LoopWorkbench()"
     words = [text.get_text() for axis in panel.still().axes for text in axis.texts]

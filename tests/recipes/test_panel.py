@@ -170,7 +170,7 @@ def test_says_where_an_option_has_nothing_to_act_on(panel):
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "RecipeExplorer()"
     labels = [label.get_text() for label in panel.still().axes[0].get_yticklabels()]

@@ -111,7 +111,7 @@ def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "ScaleExplorer()"
     panel.format.value, panel.exponent.value = FP8_E4M3, 40

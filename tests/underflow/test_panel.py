@@ -98,7 +98,7 @@ def test_no_share_is_rounded_to_none_or_all():
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == "RangeExplorer()"
     panel.centre.value = panel.centre.min

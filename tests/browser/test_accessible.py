@@ -1,0 +1,43 @@
+"""What a screen reader is told in the course's JupyterLab: alt texts of stored and new figures, sliders by name and in words."""
+
+import nbformat
+from playwright.sync_api import expect
+
+from tests.browser.notebook import errors, open_notebook, run_all
+
+CELLS = [
+    "from amp_course.kit.style import new_figure\nnew_figure(2, 1, alt='A line that rises & \"falls\".')[0]",
+    "import ipywidgets as w\n"
+    "spread = w.FloatSlider(description='spread', value=4, min=0, max=12, step=0.1, tooltip='how wide')\n"
+    "rate = w.SelectionSlider(description='rate', options=['0.1', '0.01'])\n"
+    "w.VBox([spread, rate])",
+]
+
+
+def test_figures_have_alt_texts_and_sliders_have_names(lab, page):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, lab.folder / "notebooks" / "accessible.ipynb")
+    open_notebook(page, lab.url("notebooks/accessible.ipynb"))
+    run_all(page)
+    expect(errors(page)).to_have_count(0)
+    picture = page.locator(".jp-OutputArea-output img")
+    expect(picture).to_have_attribute("alt", 'A line that rises & "falls".')
+
+    spread = page.get_by_role("slider", name="spread")
+    expect(spread).to_have_attribute("aria-description", "how wide")
+    spread.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    expect(spread).to_have_attribute("aria-valuetext", "3.70")  # as it is shown, and no 3.7000000000000006
+    expect(page.get_by_role("textbox", name="spread")).to_have_text("3.70")
+    rate = page.get_by_role("slider", name="rate")
+    rate.focus()
+    page.keyboard.press("ArrowRight")
+    expect(rate).to_have_attribute("aria-valuetext", "0.01")
+
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+S")
+    expect(page.locator(".jp-mod-current .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty")).to_have_count(0)
+    page.reload()  # stored outputs, no kernel needed
+    expect(picture).to_have_attribute("alt", 'A line that rises & "falls".', timeout=60_000)
