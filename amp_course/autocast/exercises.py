@@ -1,4 +1,4 @@
-"""The six exercises of chapter 04; `ALL` lists them in order. The judging stands in `judges/`."""
+"""The six exercises of chapter 04; `ALL` lists them in order. How they are judged is in `judges/`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ predict_dtypes = Exercise(
     number=1,
     title="Predict twelve results",
     task="Which dtype does each of twelve lines give under bf16 autocast on the CPU? Write a torch dtype, or "
-    '"raises" where an exception comes. The check runs the lines.',
+    '"raises" if the line raises an exception. The check runs the lines.',
     difficulty=2,
     importance=4,
     minutes=10,
@@ -25,12 +25,12 @@ predict_dtypes = Exercise(
         "without autocast? Is there a tensor that autocast does not touch?",
         "Matmuls and linear layers are lowered, losses go to float32, cat goes to the widest. On the CPU, softmax and layer_norm "
         "are on no list. float64 and integers are never cast, and a matmul never promotes.",
-        "Two of the twelve raise: one mixes a dtype that autocast lowers with one that it leaves alone, the other stands in "
+        "Two of the twelve raise: one mixes a dtype that autocast lowers with one that it leaves alone, the other is in "
         "a nested region that is switched off.",
     ),
     judge=predicting.judge,
     why="Most surprises with AMP are one of these twelve: an op on no list, a tensor that is not cast, a region that is off.",
-    alternative="let the machine say it: run the line under `torch.autocast` and print `.dtype`, as the check does, or trace "
+    alternative="ask the machine: run the line under `torch.autocast` and print `.dtype`, as the check does, or trace "
     "the whole model.",
     takes="value",
 )
@@ -41,7 +41,7 @@ mini_autocast = Exercise(
     number=2,
     title="Write autocast",
     task="Write `MiniAutocast(dtype, lower, fp32, widest)`, a `TorchFunctionMode`: ops of the three lists run in `dtype`, in "
-    "float32, or in the widest dtype among their tensors. It casts a weight once a region, and is gone after it. "
+    "float32, or in the widest dtype among their tensors. It casts a weight once per region, and has no effect after it. "
     "Output dtypes are those of `torch.autocast`, module by module, in the three models of the course.",
     difficulty=4,
     importance=4,
@@ -67,18 +67,18 @@ end_region = Exercise(
     number=3,
     title="End the region in time",
     task="The given loop opens one bf16 region around everything. Repair it: forward and loss run under autocast, backward "
-    "does not, and every step sees the weights that the last one left. Return the list of losses.",
+    "does not, and every step uses the weights that the previous step left. Return the list of losses.",
     difficulty=2,
     importance=5,
     minutes=8,
     lines=9,
     hints=(
-        "What belongs in the region, and what not? And how long do the copies of the weights live that autocast makes?",
-        "The `with` block goes inside of the `for` and holds two lines: the model's call and the loss.",
+        "What belongs in the region, and what does not? And how long do the copies of the weights live that autocast makes?",
+        "The `with` block goes inside the `for` loop and holds two lines: the model's call and the loss.",
         "After the block, `loss.backward()`, `optimizer.step()`, `optimizer.zero_grad()`, `losses.append(loss.item())`.",
     ),
     judge=regions.judge_loop,
-    why="A region is one forward pass and its loss. Wider ones train on old weights and lower what you kept in float32.",
+    why="A region is one forward pass and its loss. A wider one trains on old weights and lowers what you kept in float32.",
     alternative="`torch.autocast` as the decorator of a function that returns the loss; or one wide region with "
     "`cache_enabled=False` and backward under `enabled=False`, which casts each weight at each use.",
 )
@@ -87,8 +87,8 @@ fp32_island = Exercise(
     chapter="autocast",
     name="fp32_island",
     number=4,
-    title="Mend an fp32 island",
-    task="The given router is to compute its scores in float32 wherever it is called, and somebody forgot `.float()`. Write "
+    title="Repair an fp32 island",
+    task="The given router should compute its scores in float32 wherever it is called, but somebody forgot `.float()`. Write "
     "`router` so that it does: for x in float32, bf16 and fp16, in a region of either dtype. It returns float32, and "
     "gradients reach x and weight.",
     difficulty=2,
@@ -96,7 +96,7 @@ fp32_island = Exercise(
     minutes=8,
     lines=4,
     hints=(
-        "`enabled=False` switches the casts off, in both directions: nobody lowers, and nobody casts up.",
+        "`enabled=False` switches the casts off, in both directions: nothing is lowered, and nothing is cast up.",
         "An island has two halves: a nested region with `enabled=False` for the device of x, and `x.float()`. What happens "
         "to the squares if `.float()` comes after them?",
         "`with torch.autocast(x.device.type, enabled=False):`, in it `x = x.float()` first, then the given lines.",
@@ -112,9 +112,9 @@ safe_function = Exercise(
     name="safe_function",
     number=5,
     title="Make an autograd Function safe",
-    task="The given Function computes squared distances, by a matmul that 16 bits ruin. Write it so that forward and backward "
-    "run in float32 whatever region it is called in, for tensors on the CPU and inputs in float32, bf16 or fp16; also if "
-    "somebody calls `backward()` inside the region. The result is float32.",
+    task="The given Function computes squared distances, with a matmul that is useless in 16 bits. Write it so that forward and "
+    "backward run in float32 whatever region it is called in, for tensors on the CPU and inputs in float32, bf16 or fp16; even "
+    "if somebody calls `backward()` inside the region. The result is float32.",
     difficulty=3,
     importance=3,
     minutes=10,
@@ -122,12 +122,12 @@ safe_function = Exercise(
     hints=(
         "Nothing in forward or backward has to change. PyTorch has a decorator for each of them.",
         "`torch.amp.custom_fwd` can cast the inputs and switch autocast off for forward; `torch.amp.custom_bwd` gives "
-        "backward the state that forward had. Both want to know the device type.",
+        "backward the state that forward had. Both need to be told the device type.",
         'Under `@staticmethod`: `@torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)` on forward, '
         '`@torch.amp.custom_bwd(device_type="cpu")` on backward.',
     ),
     judge=functions.judge,
-    why="Autograd differentiates what autocast did to ordinary ops; in a Function of your own, nobody does it for you.",
+    why="Autograd differentiates what autocast did to ordinary ops; in a Function of your own, that is your job.",
     alternative="`with torch.autocast(x.device.type, enabled=False):` and `.float()` by hand, in forward and in backward: "
     "it works on every device, which `custom_fwd` with a fixed device type does not.",
     takes="value",
@@ -139,8 +139,8 @@ safe_loss = Exercise(
     number=6,
     title="Replace sigmoid and BCELoss",
     task="Write `classify`: the probabilities, and their mean binary cross-entropy with the targets. For moderate logits the "
-    "loss equals the given one; for logits of ±60 it is right and has a gradient, too; in any region. `head(features)` has "
-    "the shape (batch, 1), targets (batch,).",
+    "loss equals the given one; for logits of ±60 it is still right and has a gradient; both hold in any region. The shape "
+    "of `head(features)` is (batch, 1), that of targets (batch,).",
     difficulty=2,
     importance=4,
     minutes=8,

@@ -9,8 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from amp_course.autocast.events import short
-from amp_course.autocast.trace import ModuleRow
+from amp_course.autocast.records import ModuleRow, short
 from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, INK, new_figure, title
 
 _OTHER = "#888888"  # the colour of a dtype that the course has none for
@@ -19,7 +18,15 @@ _WIDE = 0.9  # of a chip, in columns
 
 def trace_figure(rows: Sequence[ModuleRow]) -> Figure:
     """Draw modules as rows: dtypes going in and coming out as labelled chips, bytes of inserted casts as bars."""
-    figure, axes = new_figure(7.6, 1.0 + 0.23 * max(1, len(rows)), columns=2, width_ratios=[2.3, 1], sharey=True)
+    told = "; ".join(f"{row.path} {_names(row.inputs)} to {_names(row.outputs)}" for row in rows[:8])
+    figure, axes = new_figure(
+        7.6,
+        1.0 + 0.23 * max(1, len(rows)),
+        columns=2,
+        width_ratios=[2.3, 1],
+        sharey=True,
+        alt=f"Modules with the dtypes that go in and come out, and the bytes cast on the way in: {told or 'none'}.",
+    )
     doors, sizes = axes
     for place, row in enumerate(rows):
         depth = row.path.count(".") + (not row.path.startswith("("))
@@ -46,6 +53,10 @@ def trace_figure(rows: Sequence[ModuleRow]) -> Figure:
     return figure
 
 
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " and ".join(map(short, dtypes)) or "nothing"
+
+
 def _chips(axis: Any, x: float, y: float, dtypes: Sequence[torch.dtype]) -> None:
     for number, dtype in enumerate(dtypes[:2]):
         name = short(dtype)
@@ -60,7 +71,8 @@ def _chips(axis: Any, x: float, y: float, dtypes: Sequence[torch.dtype]) -> None
 
 def frozen_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
     """Draw the loss over steps, one line a name; the first is the right one: {"a region a step": […], …}."""
-    figure, axis = new_figure(7.2, 2.8)
+    told = ", ".join(f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in losses.items())
+    figure, axis = new_figure(7.2, 2.8, alt=f"The loss over the steps of each training: {told}.")
     looks = ((COLOURS["amp_bf16"], "-"), (COLOURS["amp_fp16"], "--"), (FAINT, ":"))
     for (name, values), (colour, style) in zip(losses.items(), looks, strict=False):
         axis.plot(range(len(values)), values, ls=style, color=colour, lw=1.8, label=name)

@@ -14,7 +14,7 @@ from torch import nn
 from amp_course.autocast.figures import trace_figure
 from amp_course.autocast.region import is_fake
 from amp_course.autocast.trace import Trace, TraceError, trace
-from amp_course.autocast.views import panel_view
+from amp_course.autocast.trace_html import panel_html
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import WIDE, Panel
 
@@ -105,7 +105,7 @@ class DtypeTrace(Panel):
 
     def _look_into(self, change: Any = None) -> None:
         if self.trace is not None and not self._filling:
-            self.view.value = panel_view(self.trace, self.phase.value, self.module.value)
+            self.view.value = panel_html(self.trace, self.phase.value, self.module.value)
 
     def still(self) -> Figure:
         """Return the modules of the forward pass as a picture; an empty one if nothing could be traced."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from amp_course.autocast.call_stack import has_autocast_kernel
 from amp_course.autocast.published import REFERENCE, TEXT
 from amp_course.checking.values import dtype_name
 
@@ -139,18 +140,6 @@ _OF_ITS_OWN = {
 }
 
 
-def _registered(op: str, device_type: str) -> bool:
-    """Tell whether PyTorch has an autocast kernel for an op of this name, in any signature."""
-    packet = getattr(torch.ops.aten, op, None)
-    key = f"Autocast{device_type.upper()}"
-    for overload in packet.overloads() if packet else ():
-        name = f"aten::{op}" if overload == "default" else f"aten::{op}.{overload}"
-        # Some overloads exist for TorchScript alone, and the dispatcher does not know them.
-        if torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-            return True
-    return False
-
-
 def _why(row: Probed, said: str, source: str, device_type: str) -> str:
     if own := _OF_ITS_OWN.get((device_type, row.op)):
         return own
@@ -164,6 +153,6 @@ def _why(row: Probed, said: str, source: str, device_type: str) -> str:
     if row.verdict == "unchanged":
         reason = "the reference is wrong here" if source == "reference" else "the text's lists are CUDA's"
         return f"{reason}: the {device} has no cast for it, so the inputs' dtypes decide"
-    if _registered(row.op, device_type):
+    if has_autocast_kernel(row.op, device_type):
         return "PyTorch casts it, though its reference does not say so"
     return "built from ops that are cast, and not itself on any list"

@@ -1,17 +1,14 @@
-"""Watch a model run: every op with the module that called it, and every cast that autocast put in between.
+"""Watch a model run: each op that really runs, with its dtypes and the module that called it.
 
-Three things are watched at once. A `TorchDispatchMode` sees the ops that really run, casts among them. A profile
-function knows which torch function Python has called, and so tells the model's own `.float()` from a cast that autocast
-inserted. `nn.Module.__call__` is wrapped, so that the module at work is known. None of them touches a result. The
-backward pass is put to modules by autograd's sequence numbers: a node of the graph belongs to the module in whose call
-it was made.
+A `TorchDispatchMode` sees the ops, below autocast and autograd, and numbers them for `call_stack`, which knows the operators
+above each. `nn.Module.__call__` is wrapped, so that the module at work is known. Neither touches a result. In the backward
+pass autograd's sequence numbers tell the module: a node of the graph belongs to the call during which it was made.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,43 +17,58 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_course.autocast.events import ROOT, Call, Op, Phase, TorchCall, dtypes, tensors_in
-from amp_course.autocast.stand import without_device
+from amp_course.autocast.call_stack import Caller, marked, recorded_calls
+from amp_course.autocast.isolation import without_device
+from amp_course.autocast.records import ROOT, Call, Phase, dtypes, tensors_in
 
-# A cast inside one of these is the model's own. All other calls leave casts to autocast.
-_OWN_CASTS = {
-    *("to", "type", "type_as", "copy_", "_to_copy"),
-    *("float", "half", "bfloat16", "double", "cfloat", "cdouble", "chalf"),
-    *("int", "long", "short", "char", "byte", "bool"),
-}
+
+@dataclass(frozen=True)
+class Ran:
+    """One op as it was seen when it ran; `casts.ops_of` makes an `Op` of it once its caller is known.
+
+    node: autograd's node that ran it, by name and sequence number; made: the number of the node that it made itself
+    weight: the parameter that it casts, if it is a cast; copy: the storage of what a cast returned; read: storages that it
+    read of such copies of weights
+    """
+
+    phase: Phase
+    module: str
+    op: str
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    view: bool
+    is_cast: bool
+    node: tuple[str, int] | None
+    recomputed: bool
+    made: int
+    weight: int = 0
+    bytes: int = 0
+    copy: int = 0
+    read: frozenset[int] = frozenset()
 
 
 @dataclass
 class Recorder:
-    """Collect `ops` and `calls` while its `watch()` is open.
+    """Collect what `ran` and the `calls` of modules while its `watch()` is open.
 
-    lower: the dtype that the region lowers to; cached: False among fake tensors, where there is no cache: then a weight's
-    second cast, which a real device would take from its cache, is written down as taken from there.
-    weights: {id: name} of the model's parameters; trained: the ids of those that need a gradient, which the cache is for
+    fake: whether the model's tensors are fake; weights: {id: name} of the model's parameters
+    callers: who called each op, by its place in `ran`; they are known when `watch()` closes
     """
 
     model: nn.Module
     device_type: str
-    lower: torch.dtype | None
-    cached: bool
+    fake: bool
     weights: Mapping[int, str]
-    trained: frozenset[int]
-    ops: list[Op] = field(default_factory=list)
+    ran: list[Ran] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    callers: dict[int, Caller] = field(default_factory=dict)
     phase: Phase = "forward"
 
     def __post_init__(self) -> None:
-        self._paths = {id(module): path or ROOT for path, module in self.model.named_modules()}
+        named = self.model.named_modules()
+        self._paths = {id(module): path.replace("_orig_mod.", "") or ROOT for path, module in named}
         self._open: list[Call] = []
-        self._torch_calls: list[TorchCall] = []
-        self._copies: dict[int, tuple[str, Tensor]] = {}  # storage → weight; the tensor keeps the storage from reuse
-        self._used: set[int] = set()  # storages of copies that an op has read
-        self._cast_nodes: dict[int, str] = {}  # sequence number of a cast of autocast's → what it cast
+        self._copies: dict[int, Tensor] = {}  # by storage; the tensor keeps its storage from being reused
         self._thread = threading.get_ident()
 
     @property
@@ -67,7 +79,7 @@ class Recorder:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Record what this thread's models do inside."""
-        original, before = nn.Module.__call__, sys.getprofile()
+        original = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
@@ -78,18 +90,17 @@ class Recorder:
                 call.outputs = dtypes(tensors_in(result))
                 return result
 
-        nn.Module.__call__ = called  # type: ignore[method-assign]  # as torch.fx does while it traces
-        try:
-            with _Dispatch(self):
-                sys.setprofile(self._profile)
-                yield
-        finally:
-            sys.setprofile(before)
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+        with recorded_calls(self.device_type, self.callers):
+            nn.Module.__call__ = called  # type: ignore[method-assign]  # as torch.fx does while it traces
+            try:
+                with _Dispatch(self):
+                    yield
+            finally:
+                nn.Module.__call__ = original  # type: ignore[method-assign]
 
     @contextmanager
     def calling(self, path: str, kind: str, inputs: Any) -> Iterator[Call]:
-        """Note a call, and put to it whatever runs inside."""
+        """Note a call, and attribute to it whatever runs inside."""
         call = Call(path, kind, dtypes(tensors_in(inputs)), _sequence_number())
         self.calls.append(call)
         self._open.append(call)
@@ -99,55 +110,33 @@ class Recorder:
             self._open.pop()
             call.end = _sequence_number()
 
-    def _profile(self, frame: Any, event: str, function: Any) -> None:
-        if event == "c_call":
-            on = torch.is_autocast_enabled(self.device_type)
-            self._torch_calls.append(TorchCall(getattr(function, "__name__", "?"), on))
-        elif event in ("c_return", "c_exception") and self._torch_calls:
-            self._torch_calls.pop()
-
-    def note(self, function: Any, args: Any, result: Any, call: TorchCall) -> None:
-        """Write one op down that ran inside of `call`."""
+    def note(self, function: Any, args: Any, result: Any) -> None:
+        """Write one op down."""
         name, inputs, outputs = function._schema.name.split("::")[-1], list(tensors_in(args)), list(tensors_in(result))
         node = torch._C._current_autograd_node() if self.phase == "backward" else None
-        cast, source, size = "", "", 0
-        if name in ("_to_copy", "to") and inputs[0].dtype != outputs[0].dtype:
-            weight = self.weights.get(id(inputs[0]), "")
-            source, size = weight or "activation", outputs[0].nbytes
-            cast = self._kind_of_cast(inputs[0], source, call, node)
-            if cast == "gradient" and node is not None:
-                source = self._cast_nodes[node._sequence_nr()]
-            if cast == "autocast" and weight:
-                known = any(weight == other for other, _ in self._copies.values())
-                self._copies[_storage(outputs[0])] = (weight, outputs[0])
-                if known and not self.cached and id(inputs[0]) in self.trained and outputs[0].dtype == self.lower:
-                    self._used.add(_storage(outputs[0]))
-                    return  # a real device has the copy in its cache
-        view = bool(function.is_view)
-        call.started |= not view and not cast
-        reused = () if view or cast or self.phase == "backward" else self._reused(inputs)
-        module = self.here if self._open or node is None else self._module_of(node)
-        called = node.name() if node is not None else call.name or name
-        self.ops.append(
-            Op(self.phase, module, called, name, dtypes(inputs), dtypes(outputs), cast, source, size, reused, view)
+        is_cast = name == "_to_copy" and inputs[0].dtype != outputs[0].dtype
+        weight = id(inputs[0]) if is_cast and id(inputs[0]) in self.weights else 0
+        copy = _storage(outputs[0]) if weight else 0
+        if copy:
+            self._copies[copy] = outputs[0]
+        self.ran.append(
+            Ran(
+                self.phase,
+                self.here if self._open or node is None else self._module_of(node),
+                name,
+                dtypes(inputs),
+                dtypes(outputs),
+                bool(function.is_view),
+                is_cast,
+                (node.name(), node._sequence_nr()) if node is not None else None,
+                bool(self._open) and self.phase == "backward",
+                _sequence_number() - 1 if torch.is_grad_enabled() and any(one.requires_grad for one in inputs) else -1,
+                weight,
+                outputs[0].nbytes if is_cast else 0,
+                copy,
+                frozenset(_storage(tensor) for tensor in inputs) & self._copies.keys(),
+            )
         )
-
-    def _kind_of_cast(self, tensor: Tensor, source: str, call: TorchCall, node: Any) -> str:
-        if node is not None and node.name() == "ToCopyBackward0":
-            return "gradient" if node._sequence_nr() in self._cast_nodes else "model"
-        if call.name in _OWN_CASTS or not call.autocast:
-            return "model"
-        if call.name == "scaled_dot_product_attention" and (call.started or tensor.dtype == self.lower):
-            return ""  # where no fused kernel serves, attention computes in float32 inside, with or without autocast
-        if tensor.requires_grad and torch.is_grad_enabled():
-            self._cast_nodes[_sequence_number() - 1] = source  # the node of this very cast, which has just been made
-        return "autocast"
-
-    def _reused(self, inputs: Iterable[Tensor]) -> tuple[str, ...]:
-        found = {storage for tensor in inputs if (storage := _storage(tensor)) in self._copies}
-        again = found & self._used
-        self._used |= found
-        return tuple(sorted(self._copies[storage][0] for storage in again))
 
     def _module_of(self, node: Any) -> str:
         """Return the innermost call in which a node of the graph was made: it began last."""
@@ -166,32 +155,44 @@ class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        recorder, calls = self._recorder, self._recorder._torch_calls
-        open_calls = calls[:]
-        sys.setprofile(None)  # what runs in here is not the model's, and fake tensors make many calls of their own
-        try:
-            options, call = kwargs or {}, open_calls[-1] if open_calls else TorchCall()
-            with _autocast_inside(func, recorder.device_type, call.autocast):
-                result = func(*args, **options) if recorder.cached else without_device(func, args, options)
-            if func.namespace != "prim":  # questions such as "on which device?", which fake tensors ask
-                recorder.note(func, (args, options), result, call)
-        finally:
-            sys.setprofile(recorder._profile)
-            calls[:] = open_calls  # as it was: the two calls above have left a mark each, or none
+        recorder, options = self._recorder, kwargs or {}
+        if func.namespace == "prim":  # questions such as "on which device?", which fake tensors ask
+            return func(*args, **options)
+        if (key := _kernel_made_of_ops(func, args, recorder.device_type)) is not None:
+            # Its parts come here one by one, in the state of autocast that they have when nobody watches.
+            on = _autocast_was_on(recorder.device_type) and not _autocast_has(func, recorder.device_type)
+            torch.set_autocast_enabled(recorder.device_type, on)
+            try:
+                with self:
+                    return func._op_dk(key, *args, **options)
+            finally:
+                torch.set_autocast_enabled(recorder.device_type, False)
+        with marked(len(recorder.ran)):
+            result = without_device(func, args, options) if recorder.fake else func(*args, **options)
+        recorder.note(func, (args, options), result)
         return result
 
 
-@contextmanager
-def _autocast_inside(func: Any, device_type: str, on: bool) -> Iterator[None]:
-    """Leave autocast on for the one op whose kernel calls ops that are cast; a dispatch mode switches it off below itself."""
-    fused = func is torch.ops.aten._transformer_encoder_layer_fwd.default and on
-    if fused:
-        torch.set_autocast_enabled(device_type, True)
-    try:
-        yield
-    finally:
-        if fused:
-            torch.set_autocast_enabled(device_type, False)
+def _kernel_made_of_ops(func: Any, args: tuple[Any, ...], device_type: str) -> torch._C.DispatchKey | None:
+    """Return the key of an op's kernel that only calls other ops; None for an op that computes something itself."""
+    if any(isinstance(value, Tensor) and value.is_nested for value in args):
+        return None
+    if func is torch.ops.aten._transformer_encoder_layer_fwd.default:  # the encoder's fast path
+        key: torch._C.DispatchKey = getattr(torch._C.DispatchKey, device_type.upper())
+        return key
+    # Autograd takes such ops apart; inference_mode passes them on whole.
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return composite if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite.name) else None
+
+
+def _autocast_has(func: Any, device_type: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), f"Autocast{device_type.upper()}"))
+
+
+def _autocast_was_on(device_type: str) -> bool:
+    """Tell whether autocast was on when Python called the operator; below autocast it is off."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        return torch.is_autocast_enabled(device_type)
 
 
 def _sequence_number() -> int:

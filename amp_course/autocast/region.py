@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LOWER_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -27,13 +28,19 @@ def stage(device_type: str) -> Iterator[FakeTensorMode | None]:
     """Let tensors of a kind of device be made inside: real ones where it is at hand, else fake ones.
 
     Gradients are off among fake ones. Autograd asks for the device's own runtime, and where there is none PyTorch does
-    not raise: it ends the process.
+    not raise: it ends the process. Attention and convolutions take the kernels that do not ask for a GPU's properties: a
+    CUDA build of PyTorch would look for a driver otherwise.
     """
     if not is_fake(device_type):
         yield None
         return
-    with FakeTensorMode() as mode, torch.no_grad():
-        yield mode
+    cudnn = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)  # not `cudnn.flags`, which sets four other switches as well
+    try:
+        with FakeTensorMode() as mode, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            yield mode
+    finally:
+        torch._C._set_cudnn_enabled(cudnn)
 
 
 @contextmanager

@@ -5,19 +5,21 @@ The model may be anybody's. It is run once, on clones of the inputs, and left as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from amp_course.autocast.events import LOSS, ROOT, Op, Phase, dtypes, floats, tensors_in
+from amp_course.autocast.casts import ops_of
+from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, restored
 from amp_course.autocast.recorder import Recorder
+from amp_course.autocast.records import LOSS, Record, dtypes, module_rows, tensors_in
 from amp_course.autocast.region import check_region, is_fake, region, stage
-from amp_course.autocast.stand import cloned, moved_copy, no_device_asked, restored
+from amp_course.autocast.trace_html import trace_table, trace_text
 
 
 class TraceError(RuntimeError):
@@ -28,80 +30,13 @@ class TraceError(RuntimeError):
         self.trace = trace
 
 
-@dataclass(frozen=True)
-class ModuleRow:
-    """What went on in one module, in its own forward and not in that of modules in it.
-
-    inputs, outputs: the float dtypes at its door, over all `calls`, each once; computed: those its backward ops gave out
-    casts, cast_bytes: the casts that autocast inserted before its ops; reused: weights taken from the cache, counted
-    back_casts, back_bytes: casts of gradients on the way back through them
-    """
-
-    path: str
-    kind: str
-    calls: int
-    inputs: tuple[torch.dtype, ...]
-    outputs: tuple[torch.dtype, ...]
-    casts: int
-    cast_bytes: int
-    reused: int
-    computed: tuple[torch.dtype, ...]
-    back_casts: int
-    back_bytes: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a model did under autocast: `print` it, iterate over its ops, ask for a module: `trace["linear1"]`.
-
-    dtype: what autocast lowered to, None for off; fake: traced on fake tensors, for want of the device
-    notes: what is worth knowing, such as why there is no backward pass
-    """
-
-    name: str
-    device_type: str
-    dtype: torch.dtype | None
-    fake: bool
-    ops: tuple[Op, ...] = field(repr=False)
-    modules: tuple[ModuleRow, ...] = field(repr=False)
-    notes: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Op]:
-        return iter(self.ops)
-
-    def __getitem__(self, path: str) -> ModuleRow:
-        """Return a module's row. Raises KeyError, with the paths that there are, for one that was not called."""
-        for row in self.modules:
-            if row.path == path:
-                return row
-        there = ", ".join(row.path for row in self.modules)
-        raise KeyError(f"no module {path!r} was called; there are: {there}")
-
-    def of(self, path: str, phase: Phase = "forward") -> list[Op]:
-        """Return the ops of one module in the order in which they ran."""
-        return [op for op in self.ops if op.module == path and op.phase == phase]
-
-    def casts(self, phase: Phase = "forward") -> list[Op]:
-        """Return the casts that autocast inserted; in the backward pass, the gradients' way back through them."""
-        return [op for op in self.ops if op.phase == phase and op.cast in ("autocast", "gradient")]
-
-    def cast_bytes(self, phase: Phase = "forward") -> int:
-        """Return the bytes of the copies that these casts made."""
-        return sum(op.bytes for op in self.casts(phase))
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether the backward pass was traced."""
-        return any(op.phase == "backward" for op in self.ops)
+class Trace(Record):
+    """A `Record` that shows itself: `print` it, or let a notebook show it as a table."""
 
     def __str__(self) -> str:
-        from amp_course.autocast.views import trace_text
-
         return trace_text(self)
 
     def _repr_html_(self) -> str:
-        from amp_course.autocast.views import trace_table
-
         return trace_table(self)
 
 
@@ -123,23 +58,29 @@ def trace(
     loss: output → scalar, computed inside the region; without one, the backward pass starts from ones in each float output
 
     The model's weights, `.grad`, buffers and training mode, the inputs, the random state and autocast's are as before.
-    Weights that forward itself overwrites, and plain Python attributes that it sets, are not put back.
+    Weights that forward itself overwrites, and plain Python attributes that it sets, are not put back. Compiled modules run
+    uncompiled.
 
-    Raises TypeError for what is no nn.Module, ValueError for a device or dtype without autocast, for tensors on several
-    devices or on "meta", and for a loss that is no scalar; TraceError, with what had run, if the model raises.
+    Raises TypeError for what is no nn.Module and for a loss that cannot be called; ValueError for a device or dtype without
+    autocast, for tensors on several devices or on "meta", and for a loss that is no scalar; RuntimeError inside a profiler;
+    TraceError, with what had run, if the model or the loss raises.
     Example: trace(SimpleNet(8), torch.randn(2, 8))["linear2"].inputs → (torch.bfloat16,)
     """
-    if not isinstance(model, nn.Module):
-        kind = "the class" if isinstance(model, type) else "a"
-        name = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"trace wants an nn.Module and got {kind} {name}: pass the model itself, then its inputs.")
+    _check_arguments(model, loss)
+    import_module(
+        "torch._dynamo"
+    )  # PyTorch loads it when needed, and what that runs would pass for the model's own ops
     arguments = (inputs, dict(kwargs or {}))
     place = _one_device(model, arguments)
     device_type = device_type or place or "cpu"
     check_region(device_type, torch.bfloat16 if dtype is None else dtype)
-    fake = is_fake(device_type)
+    fake, name = is_fake(device_type), type(_uncompiled(model)).__name__
     notes: list[str] = []
     with ExitStack() as stack:
+        if any(map(_is_compiled, model.modules())):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            notes.append(_COMPILED)
+            model = _uncompiled(model)
         stack.enter_context(restored(model))
         stack.enter_context(stage(device_type))
         trained = {path for path, weight in model.named_parameters() if weight.requires_grad}
@@ -150,13 +91,13 @@ def trace(
         else:
             arguments = cloned(arguments)
         names = {id(weight): path for path, weight in model.named_parameters()}
-        of_trained = frozenset(number for number, path in names.items() if path in trained)
-        recorder = Recorder(model, device_type, dtype, not fake, names, of_trained)
+        cached = frozenset(number for number, path in names.items() if path in trained)
+        recorder = Recorder(model, device_type, fake, names)
+        doing = f"the forward pass of {name}"
 
         def so_far() -> Trace:
-            return Trace(
-                type(model).__name__, device_type, dtype, fake, tuple(recorder.ops), _rows(recorder), tuple(notes)
-            )
+            ops = tuple(ops_of(recorder, dtype, cached))
+            return Trace(name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), tuple(notes))
 
         try:
             stack.callback(torch.clear_autocast_cache)
@@ -164,6 +105,7 @@ def trace(
             with recorder.watch(), region(device_type, dtype or torch.bfloat16, enabled=dtype is not None):
                 output = model(*arguments[0], **arguments[1])
                 if loss is not None:
+                    doing = f"the loss, called with what {name} returned,"
                     with recorder.calling(LOSS, "loss", output) as call:
                         output = loss(output)
                         call.outputs = dtypes(tensors_in(output))
@@ -172,7 +114,7 @@ def trace(
             if why := _no_backward(backward, fake, starts, leaves):
                 notes.append(why)
             else:
-                recorder.phase = "backward"
+                recorder.phase, doing = "backward", f"the backward pass of {name}"
                 ones = [torch.ones_like(start) for start in starts]
                 with recorder.watch(), region(device_type, dtype or torch.bfloat16, enabled=False):
                     # Not `backward()`, which would add to the model's own `.grad`.
@@ -180,8 +122,42 @@ def trace(
         except _BadLoss:
             raise
         except Exception as error:
-            raise TraceError(_explained(error, recorder, fake), so_far()) from error
+            raise TraceError(_explained(error, recorder, doing), so_far()) from error
         return so_far()
+
+
+_COMPILED = (
+    "compiled modules ran uncompiled here. The compiled program fuses casts into its kernels, so it does not make every copy "
+    "that is counted."
+)
+_PROFILED = "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace outside of it."
+
+
+def _check_arguments(model: Any, loss: Any) -> None:
+    if not isinstance(model, nn.Module):
+        kind = "the class" if isinstance(model, type) else "a"
+        name = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"trace wants an nn.Module and got {kind} {name}: pass the model itself, then its inputs.")
+    if loss is not None and not callable(loss):
+        raise TypeError(
+            f"loss is a function from the model's output to a scalar, and you passed a {type(loss).__name__}: write, for "
+            "example, loss=lambda output: F.mse_loss(output, target)."
+        )
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError(_PROFILED)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        _uncompiled(module) is not module  # torch.compile(module)
+        or module._compiled_call_impl is not None  # module.compile()
+        or hasattr(module.forward, "_torchdynamo_orig_callable")  # @torch.compile on its forward
+    )
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    wrapped = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
+    return module._orig_mod if wrapped else module  # type: ignore[return-value]
 
 
 class _BadLoss(ValueError):
@@ -220,41 +196,35 @@ def _no_backward(wanted: bool, fake: bool, starts: list[Tensor], leaves: list[Te
         return "no backward pass: gradients are switched off here (no_grad or inference_mode)."
     if not starts or not leaves:
         return "no backward pass: nothing in the output depends on a tensor that needs a gradient."
+    if "CheckpointFunctionBackward" in _node_names(starts):
+        return (
+            "no backward pass: the model has re-entrant checkpoints, which only run under backward(), and that would write "
+            "into the model's .grad. Trace it with checkpoint(…, use_reentrant=False)."
+        )
     return ""
 
 
-def _explained(error: Exception, recorder: Recorder, fake: bool) -> str:
-    last = recorder.ops[-1] if recorder.ops else None
-    at = f"after {len(recorder.ops)} ops, the last one {last.op} in {last.module}" if last else "before any op ran"
-    text = f"the {recorder.phase} pass of {type(recorder.model).__name__} raised {type(error).__name__} {at}: {error}"
-    if fake and isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+def _node_names(starts: Iterable[Tensor]) -> set[str]:
+    """Return the names of all nodes in autograd's graph under some tensors."""
+    waiting, known, names = [tensor.grad_fn for tensor in starts], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            names.add(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return names
+
+
+def _explained(error: Exception, recorder: Recorder, doing: str) -> str:
+    last = recorder.ran[-1] if recorder.ran else None
+    at = f"after {len(recorder.ran)} ops, the last one {last.op} in {last.module}" if last else "before any op ran"
+    text = f"{doing} raised {type(error).__name__} {at}: {error}"
+    if recorder.fake and isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         text += " This op's result depends on values, and a fake tensor has none: trace it with device_type='cpu'."
-    elif fake:
-        text += " (On fake tensors, for want of a GPU: if it runs with device_type='cpu', look for tensors that are no buffers.)"
-    return text
-
-
-def _rows(recorder: Recorder) -> tuple[ModuleRow, ...]:
-    rows = []
-    for path in dict.fromkeys([call.module for call in recorder.calls] + [op.module for op in recorder.ops]):
-        calls = [call for call in recorder.calls if call.module == path]
-        ops = [op for op in recorder.ops if op.module == path]
-        inserted = [op for op in ops if op.phase == "forward" and op.cast == "autocast"]
-        back = [op for op in ops if op.phase == "backward" and op.cast == "gradient"]
-        computed = [op for op in ops if op.phase == "backward" and not op.cast and not op.view]
-        rows.append(
-            ModuleRow(
-                path,
-                calls[0].kind if calls else type(recorder.model).__name__ if path == ROOT else "",
-                len(calls),
-                floats(dtype for call in calls for dtype in call.inputs),
-                floats(dtype for call in calls for dtype in call.outputs),
-                len(inserted),
-                sum(op.bytes for op in inserted),
-                sum(len(op.reused) for op in ops),
-                floats(dtype for op in computed for dtype in op.outputs),
-                len(back),
-                sum(op.bytes for op in back),
-            )
+    elif recorder.fake:
+        text += (
+            " (These are fake tensors, because there is no GPU here. If it runs with device_type='cpu', look for tensors "
+            "that are neither parameters nor buffers.)"
         )
-    return tuple(rows)
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from amp_course.autocast.views import chip
+from amp_course.autocast.trace_html import chip
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import KEPT
 from amp_course.kit.svg import FAINT, GRID, INK, box, picture, swatch, text

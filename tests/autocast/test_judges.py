@@ -13,8 +13,8 @@ from torch.overrides import _len_torch_function_stack
 from amp_course.autocast.exercises import ALL, end_region, fp32_island, mini_autocast, safe_function, safe_loss
 from amp_course.autocast.judges import functions, mini, regions, sigmoid
 from amp_course.autocast.judges.casts import FP32_OPS, LOWER_OPS, WIDEST_OPS, cases
+from amp_course.autocast.judges.kernels import KernelLog
 from amp_course.autocast.judges.predicting import QUESTIONS, RAISES, run
-from amp_course.autocast.judges.seen import Seen
 from amp_course.checking import Wrong
 from tests.exercises.answers import autocast as answers
 
@@ -134,7 +134,10 @@ def test_module_dtypes_tells_a_region_from_none():
 def test_seen_counts_the_copies_of_a_weight_as_autocast_makes_them():
     layer, x = nn.Linear(4, 4), torch.randn(2, 4)
     for cache, count in ((True, 1), (False, 3)):
-        with Seen(layer.weight, layer.bias) as seen, torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cache):
+        with (
+            KernelLog(layer.weight, layer.bias) as seen,
+            torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cache),
+        ):
             for _ in range(3):
                 layer(x)
         assert seen.copies == [count, count]
@@ -142,10 +145,10 @@ def test_seen_counts_the_copies_of_a_weight_as_autocast_makes_them():
 
 
 def test_seen_tells_casts_from_computing():
-    with Seen() as seen:
+    with KernelLog() as seen:
         torch.ones(2, 2).bfloat16().t().float() @ torch.ones(2, 2)
     assert seen.low_op() is None and seen.low_matmul() is None
-    with Seen() as seen:
+    with KernelLog() as seen:
         torch.ones(2, dtype=torch.float16).square()
     assert seen.low_op().name == "pow"
 

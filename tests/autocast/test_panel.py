@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 
 from amp_course.autocast import is_fake
 from amp_course.autocast.panel import DtypeTrace
+from amp_course.autocast.policy import Policy, Probed
 from amp_course.autocast.trace import trace
-from amp_course.autocast.views import chips, panel_view
+from amp_course.autocast.trace_html import chips, panel_html, trace_table
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +151,48 @@ def test_names_are_escaped_and_long_lists_cut():
                 x = x + 1
             return x
 
-    view = panel_view(trace(Many(), torch.ones(2)), "forward", "(model)")
+    view = panel_html(trace(Many(), torch.ones(2)), "forward", "(model)")
     assert "and 40 more ops" in view
     odd = nn.ModuleDict({"<b>": nn.Linear(2, 2)})
     odd.forward = lambda x: odd["<b>"](x)
     assert (
-        "<b></td>" not in (view := panel_view(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
+        "<b></td>" not in (view := panel_html(trace(odd, torch.ones(2, 2)), "forward", "<b>")) and "&lt;b&gt;" in view
     )
 
 
 def test_a_chip_has_its_name_beside_its_colour():
     assert "fp32" in chips([torch.float32]) and "int64" in chips([torch.int64]) and "–" in chips([])
+
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def evil_model():
+    def forward(self, x):
+        return getattr(self, EVIL)(x)
+
+    model = type(EVIL, (nn.Module,), {"forward": forward})()
+    model.register_module(EVIL, type(EVIL + "2", (nn.Linear,), {})(2, 2))
+    getattr(model, EVIL).register_parameter(EVIL, nn.Parameter(torch.ones(1)))
+    return model
+
+
+def test_foreign_text_is_escaped_wherever_it_is_shown():
+    traced = trace(evil_model(), torch.ones(2, 2))
+    shown = [traced._repr_html_(), trace_table(replace(traced, notes=(EVIL,)))]
+    shown += [panel_html(traced, phase, path) for phase in ("forward", "backward") for path in ("(model)", EVIL)]
+    odd = replace(traced.ops[0], call=EVIL, op=EVIL, source=EVIL, cast="op", reused=(EVIL,), module=EVIL)
+    shown += [panel_html(replace(traced, ops=(odd,)), "forward", EVIL)]
+    row = Probed(EVIL, EVIL, "cannot run", dict.fromkeys(("fp32", "lower", "mixed")), EVIL)
+    shown += [Policy("cpu", torch.bfloat16, True, {EVIL: row})._repr_html_()]
+    assert all("<img" not in one and "&lt;img" in one for one in shown)
+
+
+@pytest.mark.parametrize("raised", [ValueError(EVIL), KeyError(EVIL), type(EVIL, (Exception,), {})("no")])
+def test_what_a_model_raises_is_escaped(raised):
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise raised
+
+    panel = DtypeTrace(Raises(), torch.ones(2))
+    assert "<img" not in panel.message.value + panel.view.value and "&lt;img" in panel.message.value

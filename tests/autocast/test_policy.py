@@ -132,7 +132,7 @@ def test_asks_every_published_op_and_agrees_with_pytorchs_reference(policies, de
 def test_the_texts_lists_hold_on_cuda_and_not_on_the_cpu(policies):
     cuda, cpu = policies["cuda", torch.float16], policies["cpu", torch.bfloat16]
     assert {row.listed for row in cuda.disagreements()} == {"not listed"}
-    assert {"einsum", "rms_norm", "scatter_add"} <= {row.op for row in cuda.disagreements()}
+    assert {"einsum", "scatter_add"} <= {row.op for row in cuda.disagreements()}
     wrong = {
         row.op: row.verdict for row in cpu.disagreements() if row.listed != "not listed" and row.listed != "refused"
     }
@@ -191,9 +191,10 @@ def test_an_op_that_cannot_run_says_why_and_claims_nothing():
 def test_what_fake_tensors_cannot_run_is_listed_with_its_message(policies):
     policy = policies["cuda", torch.float16]
     assert policy.fake
-    assert {"GRUCell", "grid_sample"} <= set(policy.having("cannot run"))
-    assert all(policy[op].message for op in policy.having("cannot run"))
-    assert len(policy.having("cannot run")) < 15
+    cannot = policy.having("cannot run")  # which they are depends on the build of PyTorch: 4 to 22 of the ones seen
+    assert "linalg_lstsq" in cannot and all(policy[op].message for op in cannot)
+    common = "matmul linear conv2d softmax layer_norm scaled_dot_product_attention cross_entropy sum cat bmm LSTMCell"
+    assert not set(cannot) & set(common.split()) and len(cannot) < 30
 
 
 def test_prints_each_op_once_and_shows_as_a_table(policies):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from amp_course.autocast.judges.seen import LOW, Seen
+from amp_course.autocast.judges.kernels import LOW, KernelLog
 from amp_course.checking import Wrong
 from amp_course.checking.values import dtype_name, fresh, tensor_like
 
@@ -60,21 +60,21 @@ def judge(answer: Any) -> None:
     for case in _CASES:
         # Far from 0 and near each other: |x|² − 2 x·c + |c|² cancels, and a matmul in 16 bits shows.
         x, c = (10 + torch.randn(n, 16, generator=generator) for n in (6, 5))
-        _about_case(distances, case, x.to(case.points), c.to(case.points), generator)
+        _check_case(distances, case, x.to(case.points), c.to(case.points), generator)
 
 
-def _about_case(distances: Any, case: Case, x: Tensor, c: Tensor, generator: torch.Generator) -> None:
+def _check_case(distances: Any, case: Case, x: Tensor, c: Tensor, generator: torch.Generator) -> None:
     x.requires_grad_(), c.requires_grad_()
     with case.enter(True):
-        with Seen() as forward:
+        with KernelLog() as forward:
             got = _call(distances, case, x, c)
-        _about_forward(distances, case, got, forward, x, c)
+        _check_forward(distances, case, got, forward, x, c)
         pull = torch.randn(got.shape, generator=generator)
         if case.backward_inside:
             backward = _backward(case, got, pull)
     if not case.backward_inside:
         backward = _backward(case, got, pull)
-    _about_backward(case, backward, x, c, pull)
+    _check_backward(case, backward, x, c, pull)
 
 
 def _call(distances: Any, case: Case, x: Tensor, c: Tensor) -> Tensor:
@@ -87,12 +87,12 @@ def _call(distances: Any, case: Case, x: Tensor, c: Tensor) -> Tensor:
     return got
 
 
-def _about_forward(distances: Any, case: Case, got: Tensor, seen: Seen, x: Tensor, c: Tensor) -> None:
+def _check_forward(distances: Any, case: Case, got: Tensor, seen: KernelLog, x: Tensor, c: Tensor) -> None:
     right = _exact(x.double(), c.double())
     low = seen.low_matmul()
     if low is not None and _switches_off_cuda(distances, x, c):
         raise Wrong(
-            f"{case.where} the matmul of forward ran in {dtype_name(low)}, because `custom_fwd` speaks of another device: it "
+            f"{case.where} the matmul of forward ran in {dtype_name(low)}, because `custom_fwd` is set to another device: it "
             'casts for device_type="cuda", as the old torch.cuda.amp decorators always do, and these tensors are on the CPU. '
             "Write `torch.amp.custom_fwd(device_type=…)` with the device you run on"
         )
@@ -142,22 +142,22 @@ class _CudaSwitch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _backward(case: Case, got: Tensor, pull: Tensor) -> Seen:
-    with Seen() as seen:
+def _backward(case: Case, got: Tensor, pull: Tensor) -> KernelLog:
+    with KernelLog() as seen:
         try:
             got.backward(pull)
         except AttributeError as error:
             if "_fwd_used_autocast" not in str(error) and "_dtype" not in str(error):
                 raise
             raise Wrong(
-                "`custom_bwd` asks what `custom_fwd` wrote down about the region, and there was no `custom_fwd`: the two go "
-                "together, one on forward, one on backward"
+                "`custom_bwd` needs what `custom_fwd` records about the region, and there was no `custom_fwd`: use both, "
+                "one on forward, one on backward"
             ) from error
         except RuntimeError as error:
             if "dtype" not in str(error):
                 raise
             cause = (
-                "forward ran under autocast, which casts both sides alike, and backward runs outside of it. "
+                "forward ran under autocast, which gives both sides the same dtype, and backward runs outside it. "
                 "Decorate both, `custom_fwd` with cast_inputs=torch.float32 and `custom_bwd`"
                 if case.region
                 else "save the float32 tensors that forward computes with, not copies that were cast down"
@@ -166,7 +166,7 @@ def _backward(case: Case, got: Tensor, pull: Tensor) -> Seen:
     return seen
 
 
-def _about_backward(case: Case, seen: Seen, x: Tensor, c: Tensor, pull: Tensor) -> None:
+def _check_backward(case: Case, seen: KernelLog, x: Tensor, c: Tensor, pull: Tensor) -> None:
     low = seen.low_matmul()
     if low is not None and case.backward_inside:
         raise Wrong(
@@ -188,10 +188,10 @@ def _about_backward(case: Case, seen: Seen, x: Tensor, c: Tensor, pull: Tensor) 
             saved = x_low.grad if name == "x" else c_low.grad
             if low is not None or (saved is not None and _close(tensor.grad, saved)):
                 raise Wrong(
-                    f"{told}: backward computed with what 16 bits had left of x and c. Save what `cast_inputs` hands to forward, "
+                    f"{told}: backward computed with x and c rounded to 16 bits. Save what `cast_inputs` hands to forward, "
                     "`ctx.save_for_backward(x, c)`, not a copy that was cast down"
                 )
-        raise Wrong(f"{told}: it is 2 (x Σg − g c), and the same with x and c exchanged, as in the code you were given")
+        raise Wrong(f"{told}: it is 2 (x Σg − g c), and the same with x and c swapped, as in the code you were given")
 
 
 def _exact(x: Tensor, c: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode
 
 from amp_course.autocast.judges.casts import FP32_OPS, LOWER_OPS, LOWERED, WIDEST_OPS, Case, cases
-from amp_course.autocast.judges.seen import Seen
+from amp_course.autocast.judges.kernels import KernelLog
 from amp_course.checking import Wrong
 from amp_course.checking.values import dtype_name, fresh
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
@@ -22,11 +22,11 @@ from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 def judge(answer: Callable[..., Any]) -> None:
     """`MiniAutocast(dtype, lower, fp32, widest)`, a TorchFunctionMode that gives what `torch.autocast("cpu")` gives."""
     for dtype in (torch.bfloat16, torch.float16):
-        _about_ops(answer, dtype)
-    _about_gradient(answer)
-    _about_copies(answer)
-    _about_leaving(answer)
-    _about_models(answer)
+        _check_ops(answer, dtype)
+    _check_gradient(answer)
+    _check_copies(answer)
+    _check_leaving(answer)
+    _check_models(answer)
 
 
 def _make(answer: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> TorchFunctionMode:
@@ -57,7 +57,7 @@ def _entered(mode: TorchFunctionMode) -> Iterator[None]:
         raise Wrong("the mode is still on after its `with` block: `__exit__` has to call `super().__exit__(*error)`")
 
 
-def _about_ops(answer: Callable[..., Any], dtype: torch.dtype) -> None:
+def _check_ops(answer: Callable[..., Any], dtype: torch.dtype) -> None:
     generator = fresh()
     a, b = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
     kept = a.clone(), b.clone()
@@ -65,7 +65,7 @@ def _about_ops(answer: Callable[..., Any], dtype: torch.dtype) -> None:
         with torch.autocast("cpu", dtype=dtype):
             want = case.run()
         where = f"in a region of {dtype_name(dtype)}, `{case.shown}`"
-        with Seen() as seen:
+        with KernelLog() as seen:
             got = _result(_make(answer, dtype), case, where)
         if got.dtype != want.dtype:
             raise Wrong(
@@ -73,8 +73,8 @@ def _about_ops(answer: Callable[..., Any], dtype: torch.dtype) -> None:
             )
         if case.why == LOWERED and seen.low_matmul() is None:
             raise Wrong(
-                f"{where} gives the right dtype, but the kernel ran in float32: only the output was cast, which costs time "
-                "and wins none. Cast the arguments, then call `func`"
+                f"{where} gives the right dtype, but the kernel ran in float32: only the output was cast, which is slower "
+                "and gains nothing. Cast the arguments, then call `func`"
             )
         if not torch.allclose(got.double(), want.double(), rtol=0.02, atol=0.02):
             raise Wrong(f"{where} gives other numbers than torch.autocast: call `func` once, with the arguments cast")
@@ -91,11 +91,11 @@ def _result(mode: TorchFunctionMode, case: Case, where: str) -> Tensor:
     except RuntimeError as error:
         raise Wrong(f"{where} raises “{str(error).splitlines()[0]}”: {case.why}") from error
     if not isinstance(got, Tensor):
-        raise Wrong(f"{where} gives {type(got).__name__} in place of a tensor: return what `func` returns")
+        raise Wrong(f"{where} gives {type(got).__name__} instead of a tensor: return what `func` returns")
     return got
 
 
-def _about_gradient(answer: Callable[..., Any]) -> None:
+def _check_gradient(answer: Callable[..., Any]) -> None:
     """Look whether gradients reach a float32 weight, also after a pass under no_grad in the same region."""
     for first_without in (False, True):
         weight, x = nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8)
@@ -111,7 +111,7 @@ def _about_gradient(answer: Callable[..., Any]) -> None:
         if weight.grad is None and first_without:
             raise Wrong(
                 "a weight that was first used under `torch.no_grad()` gets no gradient later in the region: the copy made "
-                "there has no history, and your cache hands it out again. Keep a copy only if `torch.is_grad_enabled()` "
+                "there has no graph, and your cache hands it out again. Keep a copy only if `torch.is_grad_enabled()` "
                 "(PyTorch had this bug too: issue 65766)"
             )
         if weight.grad is None:
@@ -121,11 +121,11 @@ def _about_gradient(answer: Callable[..., Any]) -> None:
             )
 
 
-def _about_copies(answer: Callable[..., Any]) -> None:
+def _check_copies(answer: Callable[..., Any]) -> None:
     """Look whether a weight is cast once a region, an input each time, and nothing is kept past the end."""
     weight, x = nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8)
     mode, results, wanted = _make(answer), [], []
-    with Seen(weight) as seen, _entered(mode):
+    with KernelLog(weight) as seen, _entered(mode):
         for _ in range(4):
             results.append(F.linear(x, weight).detach())
             x += 1
@@ -141,8 +141,8 @@ def _about_copies(answer: Callable[..., Any]) -> None:
         x += 1
     if not torch.allclose(torch.stack(results), torch.stack(wanted), rtol=0.02, atol=0.1):
         raise Wrong(
-            "an input that was changed between two ops went in as it was before: only parameters, leaves that require grad, may "
-            "be kept. Activations are used once, and they may change or make room for others"
+            "an input that was changed between two ops was used with its old values: only parameters, leaves that require grad, "
+            "may be cached. Activations change, or their memory is reused"
         )
     with torch.no_grad():
         weight.add_(3.0)
@@ -153,12 +153,12 @@ def _about_copies(answer: Callable[..., Any]) -> None:
             got = F.linear(x, weight)
         if not torch.allclose(got, want, rtol=0.02, atol=0.1):
             raise Wrong(
-                "after an optimizer step a new region still used the old weight: the copies live past the end of their region. "
+                "after an optimizer step a new region still used the old weight: the copies outlive their region. "
                 "Clear them in `__exit__`"
             )
 
 
-def _about_leaving(answer: Callable[..., Any]) -> None:
+def _check_leaving(answer: Callable[..., Any]) -> None:
     """Look whether an exception goes through the region and leaves nothing switched, outside and inside."""
     a = torch.randn(4, 4)
     depth = _len_torch_function_stack()
@@ -174,7 +174,7 @@ def _about_leaving(answer: Callable[..., Any]) -> None:
             left_on = True
     if left_on:
         raise Wrong(
-            "an exception in the region leaves the mode on, and every later cell would run in it: `__exit__` has to call "
+            "an exception in the region leaves the mode on, and every later cell would run under it: `__exit__` has to call "
             "`super().__exit__(*error)` whether there was an error or not"
         )
     if not caught:
@@ -188,8 +188,8 @@ def _about_leaving(answer: Callable[..., Any]) -> None:
         after = torch.mm(a, a)
     if after.dtype != torch.bfloat16:
         raise Wrong(
-            "after an op that failed inside the region nothing is cast any more: whatever you switch off for the call of "
-            "`func` has to be switched on again in a `finally`"
+            "after an op failed inside the region, nothing is cast any more: whatever you switch off to call `func`, "
+            "switch it on again in a `finally`"
         )
 
 
@@ -213,7 +213,7 @@ def module_dtypes(model: nn.Module, inputs: Tensor, region: AbstractContextManag
     return dtypes
 
 
-def _about_models(answer: Callable[..., Any]) -> None:
+def _check_models(answer: Callable[..., Any]) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         for model, inputs in _models():
             wanted = module_dtypes(model, inputs, torch.autocast("cpu", dtype=dtype))

@@ -45,7 +45,7 @@ QUESTIONS = (
         "mm",
         "torch.mm(a, a)",
         {
-            "float32": "both matrices are float32, but a matmul is on autocast's lower list: that is where the time is won. "
+            "float32": "both matrices are float32, but a matmul is on autocast's lower list: that is where autocast saves time. "
             "Both are cast first, and the product has the region's dtype",
             RAISES: "autocast casts both matrices alike, so nothing clashes",
         },
@@ -54,18 +54,18 @@ QUESTIONS = (
         "add",
         "h + a",
         {
-            "bfloat16": "addition is on no list, so autocast keeps out of it and PyTorch's type promotion decides: of two "
-            "floating dtypes the wider one",
-            RAISES: "elementwise ops mix dtypes by type promotion, with autocast and without",
+            "bfloat16": "addition is on no list, so autocast leaves it alone and PyTorch's type promotion decides: of two "
+            "floating dtypes, the wider one",
+            RAISES: "elementwise ops promote mixed dtypes, with or without autocast",
         },
     ),
     Question(
         "in_place",
         "a.clone().add_(h)",
         {
-            "bfloat16": "an in-place op writes into the memory that is there, so the tensor keeps the dtype it had",
-            RAISES: "the narrower `h` is promoted on its way in. It is the other direction, writing what cannot be held, "
-            "that PyTorch refuses, such as a float into an integer tensor",
+            "bfloat16": "an in-place op writes into memory that already exists, so the tensor keeps its dtype",
+            RAISES: "the narrower `h` is promoted first. What PyTorch refuses is the other direction, such as writing "
+            "floats into an integer tensor",
         },
     ),
     Question(
@@ -73,15 +73,15 @@ QUESTIONS = (
         "torch.softmax(h, dim=-1)",
         {
             "float32": "that is CUDA's policy. On the CPU softmax is on no list and keeps the dtype of its input",
-            RAISES: "softmax takes bfloat16 as it is",
+            RAISES: "softmax accepts bfloat16",
         },
     ),
     Question(
         "norm",
         "norm(layer(a))",
         {
-            "float32": "that is CUDA's policy, and the norm's weights are float32 indeed. On the CPU layer_norm is on no list, "
-            "and its kernel answers in the dtype of its input, which `layer` has lowered",
+            "float32": "that is CUDA's policy, and the norm's weights really are float32. On the CPU layer_norm is on no "
+            "list, and its kernel returns the dtype of its input, which `layer` has lowered",
             RAISES: "the CPU's layer_norm takes a bfloat16 input with float32 weights",
         },
     ),
@@ -89,8 +89,8 @@ QUESTIONS = (
         "cat",
         "torch.cat([a, h])",
         {
-            "bfloat16": "cat is on the list that promotes to the widest dtype: one wide tensor makes all of it wide",
-            RAISES: "cat joins different dtypes, to the widest one, with autocast and without",
+            "bfloat16": "cat is on the list that promotes to the widest dtype: one float32 tensor makes the result float32",
+            RAISES: "cat promotes different dtypes to the widest one, with or without autocast",
         },
     ),
     Question(
@@ -106,27 +106,27 @@ QUESTIONS = (
         "double",
         "d @ d",
         {
-            "bfloat16": "a matmul is on the lower list, but autocast casts float32 and the 16-bit formats only. Who takes "
-            "float64 has a reason, and it stays",
+            "bfloat16": "a matmul is on the lower list, but autocast casts only float32 and the 16-bit formats. Whoever "
+            "uses float64 has a reason, so it stays",
             "float32": "nothing on the lower list gives float32, and float64 is not lowered at all",
-            RAISES: "both matrices are float64 and stay so",
+            RAISES: "both matrices are float64, and stay float64",
         },
     ),
     Question(
         "mixed",
         "d @ a",
         {
-            "float64": "a matmul does not promote: outside of autocast `d @ a` fails too. Inside, one side is lowered and the "
-            "other left alone, so they are even further apart",
+            "float64": "a matmul does not promote: outside autocast `d @ a` fails too. Inside, one side is lowered and the "
+            "other is left alone, so they still differ",
             "float32": "autocast does not meet in the middle: it lowers the float32 side and leaves float64 alone",
-            "bfloat16": "only the float32 side is lowered. float64 is left alone, and a matmul wants both sides alike",
+            "bfloat16": "only the float32 side is lowered. float64 is left alone, and a matmul needs one dtype",
         },
     ),
     Question(
         "integers",
         "i @ i",
         {
-            "bfloat16": "autocast casts floating-point tensors only: integers are ids, masks and counts, and stay what they are",
+            "bfloat16": "autocast casts floating-point tensors only: integers are ids, masks and counts, and stay integers",
             "float32": "no list turns integers into floats",
             "float64": "no list turns integers into floats",
             RAISES: "the CPU multiplies integer matrices, and autocast leaves them alone",
@@ -136,19 +136,19 @@ QUESTIONS = (
         "island",
         "outside(layer, layer(a))",
         {
-            "float32": "in the nested region nobody casts. What comes in was lowered by the first `layer`, the weight is "
-            "float32, and a linear layer wants both alike: an island needs `.float()` at its shore",
-            "bfloat16": "`enabled=False` holds until the inner block ends, so nobody lowers the float32 weight there, and a "
-            "linear layer wants input and weight alike",
+            "float32": "nothing is cast in the nested region. Its input was lowered by the first `layer`, the weight is "
+            "float32, and a linear layer needs both to be the same: an island needs `.float()` on its input",
+            "bfloat16": "`enabled=False` holds until the inner block ends, so nothing lowers the float32 weight there, and a "
+            "linear layer needs input and weight to have the same dtype",
         },
     ),
     Question(
         "gradient",
         "gradient()",
         {
-            "bfloat16": "the layer ran in bfloat16, but the cast of its weight is an op that autograd knows: backward casts "
-            "the gradient to what the weight itself is, float32 from first to last",
-            RAISES: "backward inside of the region is bad style, not an error",
+            "bfloat16": "the layer ran in bfloat16, but the cast of its weight is an op that autograd records: backward casts "
+            "the gradient back to the dtype of the weight itself, which is float32 throughout",
+            RAISES: "backward inside the region is a mistake, but it does not raise",
         },
     ),
 )

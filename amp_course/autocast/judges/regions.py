@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.autocast.judges.seen import Seen
+from amp_course.autocast.judges.kernels import KernelLog
 from amp_course.checking import Wrong
 from amp_course.checking.stepping import about_passes, about_step
 from amp_course.checking.values import dtype_name, fresh, tensor_like
@@ -21,7 +21,7 @@ EPS = 1e-6  # of the router's mean of squares
 _STEPS = 6
 _STALE = (
     "From the second step on the forward pass used the weights of the first: the copies that autocast makes of them live until "
-    "the outermost region ends, so the optimizer's steps are not seen. Open a region for each step, inside of the `for`"
+    "the outermost region ends, so the optimizer's steps have no effect. Open a region for each step, inside the `for` loop"
 )
 
 
@@ -43,25 +43,25 @@ def judge_loop(answer: Callable[..., Any]) -> None:
     if _close(losses, wanted) and _same(weights, scene.weights()):
         return
     if _close(losses, stale):
-        raise Wrong(f"one region spans all steps, and one that is switched off counts, too. {_STALE}")
+        raise Wrong(f"one region spans all steps (a region that is switched off counts as well). {_STALE}")
     if _close(losses, wanted):
         raise Wrong("the losses are right, and the weights after the last step are not: is there a step too many?")
     first = int((~torch.isclose(losses, wanted, rtol=2e-3, atol=1e-4)).nonzero()[0])
     raise Wrong(
         f"the loss of step {first} is {losses[first]:.5g}, and {wanted[first]:.5g} in the right loop: forward and loss under "
-        "autocast, then backward, step and zero_grad, batch after batch in their order"
+        "autocast, then backward, step and zero_grad, batch after batch in order"
     )
 
 
 def _losses(got: Any) -> Tensor:
     if got is None:
-        raise Wrong("your function returned None: give the list of losses back with `return`")
+        raise Wrong("your function returned None: end it with `return losses`")
     try:
         losses = torch.tensor([float(loss) for loss in got])
     except (TypeError, ValueError, RuntimeError):
-        raise Wrong("your function returns the losses, one number for each batch") from None
+        raise Wrong("your function has to return the losses, one number for each batch") from None
     if losses.shape != (_STEPS,):
-        raise Wrong(f"your function returned {len(losses)} losses for {_STEPS} batches: one for each, in their order")
+        raise Wrong(f"your function returned {len(losses)} losses for {_STEPS} batches: one for each, in order")
     return losses
 
 
@@ -110,15 +110,15 @@ def judge_island(answer: Callable[..., Any]) -> None:
     for case in _cases():
         x, weight = case.x.clone().requires_grad_(), case.weight.clone().requires_grad_()
         with torch.autocast("cpu", dtype=case.region, enabled=case.enabled):
-            with Seen() as seen:
+            with KernelLog() as seen:
                 got = _ask(answer, x, weight, case)
             if torch.is_autocast_enabled("cpu") != case.enabled or torch.get_autocast_dtype("cpu") != case.region:
                 raise Wrong(
-                    "your function leaves autocast switched, and the rest of the model runs in that: `with "
+                    "your function leaves autocast's state changed, and the rest of the model runs in it: `with "
                     "torch.autocast(x.device.type, enabled=False):` switches back at its end, after an exception too"
                 )
-        _about_scores(tensor_like(got, case.x.shape[:1] + case.weight.shape[:1], "the table of scores"), case, seen)
-        _about_gradients(got, x, weight, case)
+        _check_scores(tensor_like(got, case.x.shape[:1] + case.weight.shape[:1], "the table of scores"), case, seen)
+        _check_gradients(got, x, weight, case)
 
 
 def _cases() -> Iterator[Case]:
@@ -144,7 +144,7 @@ def _ask(answer: Callable[..., Any], x: Tensor, weight: Tensor, case: Case) -> A
         if "dtype" not in str(error):
             raise
         raise Wrong(
-            f"{case.where} it raises “{str(error).splitlines()[0]}”: in the island nobody casts, so x, which an op outside has "
+            f"{case.where} it raises “{str(error).splitlines()[0]}”: nothing is cast in the island, so x, which an op outside "
             "lowered, meets a float32 weight. `enabled=False` is one half of an island, `x.float()` the other"
         ) from error
 
@@ -153,7 +153,7 @@ def _exact(x: Tensor, weight: Tensor) -> Tensor:
     return (x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)) @ weight.T
 
 
-def _about_scores(got: Tensor, case: Case, seen: Seen) -> None:
+def _check_scores(got: Tensor, case: Case, seen: KernelLog) -> None:
     right = _exact(case.x.double(), case.weight.double())
     error = (got.double() - right).abs().max().item()
     low = seen.low_matmul()
@@ -164,8 +164,8 @@ def _about_scores(got: Tensor, case: Case, seen: Seen) -> None:
         cure = "Put `with torch.autocast(x.device.type, enabled=False):` around it, for the device where x is"
         if got.dtype == torch.float32:
             raise Wrong(
-                f"{told}: the matmul ran in {dtype_name(low)} and only its result was cast to float32, which brings back nothing "
-                f"of what was rounded off. {cure}"
+                f"{told}: the matmul ran in {dtype_name(low)} and only its result was cast to float32, which does not restore "
+                f"what was rounded off. {cure}"
             )
         raise Wrong(
             f"{told}: the matmul ran in {dtype_name(low)} although both sides were float32. `.float()` alone does not keep "
@@ -174,30 +174,30 @@ def _about_scores(got: Tensor, case: Case, seen: Seen) -> None:
     if low is not None:
         raise Wrong(
             f"{told}: the matmul ran in {dtype_name(low)}, because the weight was cast down to x. That hides the clash of dtypes "
-            "and computes the island in 16 bits; cast x up, `x.float()`"
+            "and computes the island in 16 bits. Cast x up instead: `x.float()`"
         )
     op = seen.low_op()
     if op is not None:
         raise Wrong(
-            f"{told}: `{op.name}` still ran on 16-bit numbers, where squares of some hundreds overflow (float16) or keep three "
-            "digits (bfloat16). Write `.float()` before the first op of the island, not after it"
+            f"{told}: `{op.name}` still ran on 16-bit numbers, where squares of some hundreds overflow (float16) or keep only "
+            "two or three digits (bfloat16). Write `.float()` before the first op of the island, not after it"
         )
     if got.dtype != torch.float32:
         raise Wrong(
             f"{case.where} the scores are computed in float32 and come back as {dtype_name(got.dtype)}: the task asks for "
-            "float32, for a softmax over them follows"
+            "float32, because a softmax over them follows"
         )
     raise Wrong(f"{told}: the scores are x / sqrt(mean(x²) + {EPS:g}), times the transposed weight")
 
 
-def _about_gradients(got: Tensor, x: Tensor, weight: Tensor, case: Case) -> None:
+def _check_gradients(got: Tensor, x: Tensor, weight: Tensor, case: Case) -> None:
     if got.requires_grad:
         got.sum().backward()
     for tensor, name in ((x, "x"), (weight, "weight")):
         if tensor.grad is None:
             raise Wrong(
-                f"{case.where} no gradient reaches {name}: cast with `.float()`, which autograd follows; `.data`, `.detach()` "
-                "and no_grad cut it off"
+                f"{case.where} no gradient reaches {name}: cast with `.float()`, which autograd records; `.data`, `.detach()` "
+                "and no_grad cut the graph"
             )
     twin_x, twin_weight = case.x.double().requires_grad_(), case.weight.double().requires_grad_()
     _exact(twin_x, twin_weight).sum().backward()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.autocast.judges.seen import LOW
+from amp_course.autocast.judges.kernels import LOW
 from amp_course.checking import Wrong
 from amp_course.checking.values import dtype_name, fresh
 
@@ -60,24 +60,24 @@ def judge(answer: Callable[..., Any]) -> None:
             raise Wrong("the head was never called: the logits are `head(features)`, of shape (batch, 1)")
         probabilities, loss = _pair(got, examples)
         logits = examples.logits[-1].detach().double().reshape(-1)
-        _about_probabilities(probabilities, logits, examples)
-        _about_loss(loss, logits, examples)
+        _check_probabilities(probabilities, logits, examples)
+        _check_loss(loss, logits, examples)
 
 
 def _pair(got: Any, examples: Examples) -> tuple[Tensor, Tensor]:
     if got is None:
-        raise Wrong("your function returned None: give (probabilities, loss) back with `return`")
+        raise Wrong("your function returned None: end it with `return probabilities, loss`")
     if not isinstance(got, (tuple, list)) or len(got) != 2 or not all(isinstance(value, Tensor) for value in got):
         raise Wrong(
-            f"your function returns a pair of tensors, (probabilities, loss), and yours gave a {type(got).__name__}"
+            f"your function has to return a pair of tensors, (probabilities, loss), and it returned a {type(got).__name__}"
         )
     probabilities, loss = got
     count = len(examples.targets)
     if probabilities.numel() == 1 and loss.numel() == count:
-        raise Wrong("the pair is the wrong way round: first the probabilities, one for each example, then the loss")
+        raise Wrong("the pair is in the wrong order: first the probabilities, one for each example, then the loss")
     if loss.numel() == count**2:
         raise Wrong(
-            f"the loss has {count}² elements: logits of shape (batch, 1) beside targets of shape (batch,) broadcast to a square. "
+            f"the loss has {count}² elements: logits of shape (batch, 1) and targets of shape (batch,) broadcast to a square. "
             "`squeeze(-1)` the logits, and take the mean"
         )
     if loss.numel() != 1:
@@ -87,7 +87,7 @@ def _pair(got: Any, examples: Examples) -> tuple[Tensor, Tensor]:
     return probabilities.detach().reshape(-1), loss
 
 
-def _about_probabilities(probabilities: Tensor, logits: Tensor, examples: Examples) -> None:
+def _check_probabilities(probabilities: Tensor, logits: Tensor, examples: Examples) -> None:
     if torch.allclose(probabilities.double(), logits.sigmoid(), atol=0.01):
         return
     if torch.allclose(probabilities.double(), logits, rtol=0.02, atol=0.02):
@@ -96,11 +96,11 @@ def _about_probabilities(probabilities: Tensor, logits: Tensor, examples: Exampl
             "still wanted for the probabilities"
         )
     if torch.allclose(probabilities.double(), logits.sigmoid().sigmoid(), atol=0.01):
-        raise Wrong("the probabilities went through sigmoid twice: all of them lie above a half")
+        raise Wrong("the probabilities went through sigmoid twice: all of them are above 0.5")
     raise Wrong(f"{examples.where} the probabilities are not `torch.sigmoid(head(features))`")
 
 
-def _about_loss(loss: Tensor, logits: Tensor, examples: Examples) -> None:
+def _check_loss(loss: Tensor, logits: Tensor, examples: Examples) -> None:
     targets = examples.targets.double()
     want, value = _bce(logits, targets).mean(), loss.detach().double().reshape(())
     gradient = _gradient(loss, examples)
@@ -121,8 +121,8 @@ def _about_loss(loss: Tensor, logits: Tensor, examples: Examples) -> None:
     if not torch.isclose(value, want, rtol=_CLOSE):
         low = "" if loss.dtype not in LOW else f". It was computed in {dtype_name(loss.dtype)}"
         raise Wrong(
-            f"{told}{low}: `F.binary_cross_entropy_with_logits` is on autocast's fp32 list; one of your own starts with "
-            "`logits.float()`"
+            f"{told}{low}: `F.binary_cross_entropy_with_logits` is on autocast's fp32 list; a formula of your own has to start "
+            "with `logits.float()`"
         )
     if loss.dtype in LOW:
         raise Wrong(f"{examples.where} the loss comes back as {dtype_name(loss.dtype)}: leave it in float32")
@@ -147,13 +147,13 @@ def _bce(logits: Tensor, targets: Tensor) -> Tensor:
 def _mistakes(logits: Tensor, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Give each known mistake, in words, with the loss that it makes."""
     yield (
-        "that is what comes out if the loss is handed probabilities. `…_with_logits` applies sigmoid itself: keep "
+        "that is the result if the loss is given probabilities. `…_with_logits` applies sigmoid itself: keep "
         "the one for the probabilities out of the loss",
         _bce(logits.sigmoid(), targets).mean(),
     )
     yield "the arguments are swapped: the logits come first, then the targets", _bce(targets, logits).mean()
     yield "that is the sum, which grows with the batch: take the mean, as BCELoss does", _bce(logits, targets).sum()
-    yield "the targets are turned round, 1 for 0", _bce(logits, 1 - targets).mean()
+    yield "the targets are inverted, 1 for 0", _bce(logits, 1 - targets).mean()
     every = _bce(logits[:, None], targets[None, :]).mean()
     yield (
         "logits of shape (batch, 1) met targets of shape (batch,), and every logit was compared with every target: "
@@ -161,6 +161,6 @@ def _mistakes(logits: Tensor, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
         every,
     )
     yield (
-        "that is the loss with its sign turned round",
+        "that is the loss with the wrong sign",
         -_bce(logits, targets).mean(),
     )

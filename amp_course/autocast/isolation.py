@@ -1,9 +1,8 @@
-"""Prepare a model to be traced: clone the inputs, copy the model to another device, and put back what a run changes."""
+"""Keep a traced model as it was: clone its inputs, copy it to another device, and put back what a run changes."""
 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+from amp_course.kit.random_state import same_random_state
 
 
 @contextmanager
@@ -21,12 +22,10 @@ def restored(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
     ]
     modes = [(module, module.training) for module in model.modules()]
-    state = random.getstate()
     try:
-        with torch.random.fork_rng():
+        with same_random_state():
             yield
     finally:
-        random.setstate(state)
         for module, training in modes:
             module.training = training
         with torch.no_grad():

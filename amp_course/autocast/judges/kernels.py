@@ -27,10 +27,10 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...]
 
 
-class Seen(TorchDispatchMode):
+class KernelLog(TorchDispatchMode):
     """Write down each op that runs inside, and how often each of the `watched` tensors was copied to another dtype.
 
-    Example: with Seen() as seen, torch.autocast("cpu"): a @ b
+    Example: with KernelLog() as seen, torch.autocast("cpu"): a @ b
              seen.low_matmul() → torch.bfloat16
     """
 

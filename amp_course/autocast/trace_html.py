@@ -7,8 +7,7 @@ from html import escape
 
 import torch
 
-from amp_course.autocast.events import Op, Phase, short
-from amp_course.autocast.trace import ModuleRow, Trace
+from amp_course.autocast.records import ModuleRow, Op, Phase, Record, short
 from amp_course.kit.style import FORMAT_COLOURS
 from amp_course.kit.svg import FAINT, GRID, INK
 
@@ -17,7 +16,7 @@ _MOST_OPS = 60  # that are listed of one module
 _OTHER = "#888888"  # the colour of a dtype that the course has none for
 
 
-def trace_text(trace: Trace) -> str:
+def trace_text(trace: Record) -> str:
     """Return a trace as a table in plain text, one line a module, with the totals under it."""
     head = ["module", "kind", "in", "out", "casts", "bytes", "reused"]
     lines = [
@@ -47,20 +46,20 @@ def trace_text(trace: Trace) -> str:
     return "\n".join([heading(trace), joined(head), *map(joined, lines), *_ending(trace)])
 
 
-def trace_table(trace: Trace) -> str:
+def trace_table(trace: Record) -> str:
     """Return a trace as the HTML of a notebook: its modules forward, and backward if there is that."""
     backward = module_table(trace, "backward") if trace.has_backward else ""
     ending = "<br>".join(escape(line) for line in _ending(trace))
     return f'<div style="color:{INK}"><b>{escape(heading(trace))}</b>{module_table(trace, "forward")}{backward}{ending}</div>'
 
 
-def heading(trace: Trace) -> str:
+def heading(trace: Record) -> str:
     """Say what was traced: 'SimpleNet under autocast("cpu", bf16)'."""
     how = f'autocast("{trace.device_type}", {short(trace.dtype)})' if trace.dtype else "no autocast"
     return f"{trace.name} under {how}{', on fake tensors: there is no such device here' if trace.fake else ''}"
 
 
-def panel_view(trace: Trace, phase: Phase, selected: str) -> str:
+def panel_html(trace: Record, phase: Phase, selected: str) -> str:
     """Return the panel's HTML: totals, the modules in one direction, and the ops of the selected one."""
     return (
         f'<div style="color:{INK};line-height:1.5"><div role="status" aria-live="polite">{_totals(trace, phase)}</div>'
@@ -68,7 +67,7 @@ def panel_view(trace: Trace, phase: Phase, selected: str) -> str:
     )
 
 
-def module_table(trace: Trace, phase: Phase, selected: str = "") -> str:
+def module_table(trace: Record, phase: Phase, selected: str = "") -> str:
     """Return one row a module: forward, the dtypes at its door; backward, those that its gradients were computed in."""
     forward = phase == "forward"
     head = (
@@ -137,7 +136,7 @@ def _bar(size: int, most: int) -> str:
     return f"{bar} {size:,}"
 
 
-def _totals(trace: Trace, phase: Phase) -> str:
+def _totals(trace: Record, phase: Phase) -> str:
     if phase == "backward" and not trace.has_backward:
         return escape("; ".join(note[:1].upper() + note[1:] for note in trace.notes)) or "No backward pass."
     casts = trace.casts(phase)
@@ -153,7 +152,7 @@ def _totals(trace: Trace, phase: Phase) -> str:
     return f"{escape(heading(trace))}: {said}."
 
 
-def _ops_table(trace: Trace, phase: Phase, selected: str) -> str:
+def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
     ops = [op for op in trace.of(selected, phase) if not op.view]
     if not ops:
         return f'<div style="color:{FAINT}">{escape(selected)}: no op of its own in the {phase} pass.</div>'
@@ -174,7 +173,12 @@ def _ops_table(trace: Trace, phase: Phase, selected: str) -> str:
 
 
 def _remark(op: Op) -> str:
-    who = {"autocast": "inserted by autocast", "model": "the model’s own", "gradient": "the gradient’s way back"}
+    who = {
+        "autocast": "inserted by autocast",
+        "model": "the model’s own",
+        "op": f"made by {op.call} itself",
+        "gradient": "the gradient’s way back",
+    }
     if op.cast:
         return f"cast of {op.source}, {who[op.cast]}, {op.bytes:,} bytes"
     return f"{', '.join(op.reused)} from the cache" if op.reused else ""
@@ -188,7 +192,10 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " ".join(map(short, dtypes)) or "-"
 
 
-def _ending(trace: Trace) -> list[str]:
+def _ending(trace: Record) -> list[str]:
     reused = sum(row.reused for row in trace.modules)
-    total = f"{len(trace.casts())} casts inserted, {trace.cast_bytes():,} bytes; {reused} saved by the weight cache"
+    again = f" ({len(trace.recomputed)} of them while a checkpoint recomputed)" if trace.recomputed else ""
+    total = (
+        f"{len(trace.casts())} casts inserted, {trace.cast_bytes():,} bytes{again}; {reused} saved by the weight cache"
+    )
     return [total, *trace.notes]

@@ -1,0 +1,55 @@
+"""Put each cast down to whoever made it, and each use of a weight to the cache: from what ran and who called it to `Op`s."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from amp_course.autocast.call_stack import Caller
+from amp_course.autocast.recorder import Ran, Recorder
+from amp_course.autocast.records import CastBy, Op
+
+
+def ops_of(recorder: Recorder, lower: torch.dtype | None, cached: Collection[int]) -> Iterator[Op]:
+    """Yield what ran as `Op`s, in order.
+
+    lower: the dtype that the region lowers to; cached: ids of the weights that autocast's cache is for, those that need a
+    gradient. There is no cache among fake tensors: the second cast of such a weight, which a real device would take from its
+    cache, is left out, and its copy counts as taken from there.
+    """
+    weights = recorder.weights
+    copies: dict[int, str] = {}  # storage of a copy that autocast made → the weight's name
+    used: set[int] = set()  # storages of copies that an op has read
+    cast_nodes: dict[int, str] = {}  # sequence number of the node of an inserted cast → what it cast
+    for number, ran in enumerate(recorder.ran):
+        caller = recorder.callers.get(number, Caller())
+        cast = _cast_by(ran, caller, cast_nodes)
+        source = (weights.get(ran.weight) or "activation") if ran.is_cast else ""
+        if cast == "gradient" and ran.node is not None:
+            source = cast_nodes[ran.node[1]]
+        if cast == "autocast":
+            cast_nodes[ran.made] = source
+        if cast == "autocast" and ran.weight:
+            known = source in copies.values()
+            copies[ran.copy] = source
+            if known and recorder.fake and ran.weight in cached and lower in ran.outputs:
+                used.add(ran.copy)
+                continue
+        again: set[int] = set()
+        if not ran.view and not cast and ran.phase == "forward":
+            again = {storage for storage in ran.read if storage in copies and storage in used}
+            used |= ran.read & copies.keys()
+        call = ran.node[0] if ran.node and not ran.recomputed else caller.operator or ran.op
+        reused = tuple(sorted(copies[storage] for storage in again))
+        yield Op(
+            ran.phase, ran.module, call, ran.op, ran.inputs, ran.outputs, cast, source, ran.bytes, reused, ran.view
+        )
+
+
+def _cast_by(ran: Ran, caller: Caller, cast_nodes: Mapping[int, str]) -> CastBy:
+    if not ran.is_cast:
+        return ""
+    if ran.node is not None and ran.node[0] == "ToCopyBackward0" and caller.cast_by != "autocast":
+        return "gradient" if ran.node[1] in cast_nodes else "model"
+    return caller.cast_by

@@ -1,0 +1,183 @@
+"""What a trace consists of: ops, calls of modules, a row for each module, and the names of dtypes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from amp_course.bits.formats import FORMATS
+
+ROOT, LOSS = "(model)", "(loss)"  # the module path of the model itself, and of the loss that came with it
+Phase = Literal["forward", "backward"]
+CastBy = Literal["", "autocast", "model", "op", "gradient"]
+_NAMES = {fmt.dtype: fmt.name for fmt in FORMATS if fmt.dtype is not None and fmt.name != "tf32"}
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op that ran.
+
+    module: the path of the module that called it; op: what ran; inputs, outputs: dtypes of its tensors
+    call: the operator that Python called, such as "matmul" for `@`; in the backward pass the node of autograd's graph
+    cast: who made it, if it is a cast: "autocast"; "model" for `.float()` and the like; "op" if the called operator casts
+          on its own account, as `softmax(dtype=…)` does; "gradient" for autograd's way back through a cast of autocast's
+    source: what was cast, a weight's name or "activation"; bytes: the size of the copy that this made
+    reused: weights whose copy already existed, from an earlier use in this region
+    """
+
+    phase: Phase
+    module: str
+    call: str
+    op: str
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    cast: CastBy = ""
+    source: str = ""
+    bytes: int = 0
+    reused: tuple[str, ...] = ()
+    view: bool = False
+
+
+@dataclass
+class Call:
+    """One call of a module: dtypes of all tensors that went in and came out."""
+
+    module: str
+    kind: str
+    inputs: tuple[torch.dtype, ...]
+    start: int  # autograd's sequence number when it began, and when it ended
+    end: int = sys.maxsize
+    outputs: tuple[torch.dtype, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """What happened in one module: in its own forward, not in that of the modules inside it.
+
+    inputs, outputs: the float dtypes that went in and came out, over all `calls`, each once
+    casts, cast_bytes: the casts that autocast inserted before its ops; reused: how often a weight came from the cache
+    computed: the dtypes that its backward ops returned; back_casts, back_bytes: gradients cast on their way back
+    """
+
+    path: str
+    kind: str
+    calls: int
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    casts: int
+    cast_bytes: int
+    reused: int
+    computed: tuple[torch.dtype, ...]
+    back_casts: int
+    back_bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a model did under autocast, as data: iterate over its ops, or ask for a module: `record["linear1"]`.
+
+    dtype: what autocast lowered to, None for off; fake: traced on fake tensors, because this machine lacks the device
+    notes: what is worth knowing, such as why there is no backward pass
+    """
+
+    name: str
+    device_type: str
+    dtype: torch.dtype | None
+    fake: bool
+    ops: tuple[Op, ...] = field(repr=False)
+    modules: tuple[ModuleRow, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.ops)
+
+    def __getitem__(self, path: str) -> ModuleRow:
+        """Return a module's row. Raises KeyError, with the paths that there are, for one that was not called."""
+        for row in self.modules:
+            if row.path == path:
+                return row
+        there = ", ".join(row.path for row in self.modules)
+        raise KeyError(f"no module {path!r} was called; there are: {there}")
+
+    def of(self, path: str, phase: Phase = "forward") -> list[Op]:
+        """Return the ops of one module in the order in which they ran."""
+        return [op for op in self.ops if op.module == path and op.phase == phase]
+
+    def casts(self, phase: Phase = "forward") -> list[Op]:
+        """Return the casts that autocast inserted; for "backward", the gradients' way back through them.
+
+        A checkpoint runs part of the forward pass again during the backward pass: its casts belong to the first kind.
+        """
+        return [op for op in self.ops if op.cast == ("autocast" if phase == "forward" else "gradient")]
+
+    def cast_bytes(self, phase: Phase = "forward") -> int:
+        """Return the bytes of the copies that these casts made."""
+        return sum(op.bytes for op in self.casts(phase))
+
+    @property
+    def recomputed(self) -> list[Op]:
+        """The casts that autocast inserted during the backward pass, where a checkpoint recomputed its forward pass."""
+        return [op for op in self.casts() if op.phase == "backward"]
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backward pass was traced."""
+        return any(op.phase == "backward" for op in self.ops)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an output, however it is packed: tuples, dicts, dataclasses, None."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, one.name) for one in fields(leaf)])
+
+
+def dtypes(tensors: Iterable[Tensor]) -> tuple[torch.dtype, ...]:
+    """Return the dtype of each tensor, in order."""
+    return tuple(tensor.dtype for tensor in tensors)
+
+
+def floats(found: Iterator[torch.dtype]) -> tuple[torch.dtype, ...]:
+    """Return the float and complex dtypes among some, each once, in order."""
+    return tuple(dict.fromkeys(dtype for dtype in found if dtype.is_floating_point or dtype.is_complex))
+
+
+def short(dtype: torch.dtype) -> str:
+    """Name a dtype as the course does: torch.bfloat16 → "bf16", torch.int64 → "int64"."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def module_rows(calls: Iterable[Call], ops: Iterable[Op], kind_of_root: str) -> tuple[ModuleRow, ...]:
+    """Sum up calls and ops, module by module, in the order of the first call."""
+    calls, ops = list(calls), list(ops)
+    rows = []
+    for path in dict.fromkeys([call.module for call in calls] + [op.module for op in ops]):
+        called = [call for call in calls if call.module == path]
+        own = [op for op in ops if op.module == path]
+        inserted = [op for op in own if op.cast == "autocast"]
+        back = [op for op in own if op.cast == "gradient"]
+        computed = [op for op in own if op.phase == "backward" and not op.cast and not op.view]
+        rows.append(
+            ModuleRow(
+                path,
+                called[0].kind if called else kind_of_root if path == ROOT else "",
+                len(called),
+                floats(dtype for call in called for dtype in call.inputs),
+                floats(dtype for call in called for dtype in call.outputs),
+                len(inserted),
+                sum(op.bytes for op in inserted),
+                sum(len(op.reused) for op in own),
+                floats(dtype for op in computed for dtype in op.outputs),
+                len(back),
+                sum(op.bytes for op in back),
+            )
+        )
+    return tuple(rows)
