@@ -145,12 +145,12 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a class that cannot be called so": (torch.nn.Linear, "compare its signature with the task"),
     "a module": (torch.nn.Linear(3, 3), "mat1 and mat2 shapes cannot be multiplied"),
     "async": (asynchronous, "'coroutine' object has no attribute 'dtype'"),
-    "recursion": (recursive, "calls itself without an end"),
+    "recursion": (recursive, "calls itself endlessly"),
     "sys.exit": (exits, "leave a function with `return`"),
     "exit": (lambda x: exit(), "leave a function with `return`"),
     "an unprintable error": (raises_unprintable, "your code raised Unprintable in line"),
-    "the parentheses": (torch.ones(2), "wants the function itself and got an object of type Tensor"),
-    "None": (None, "wants the function itself and got `None`"),
+    "the parentheses": (torch.ones(2), "needs the function itself and got an object of type Tensor"),
+    "None": (None, "needs the function itself and got `None`"),
     "a string": ("double" * 100, "got `'doubledouble"),
 }
 
@@ -370,10 +370,10 @@ def test_a_check_costs_little(make: Make, monkeypatch: pytest.MonkeyPatch) -> No
     exercise = make(takes="value")
     times = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.process_time()  # of this process: other programs may be busy
         exercise._judge_safely(int)
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.005
+        times.append(time.process_time() - began)
+    assert min(times) < 0.015
 
 
 def test_progress_is_written_and_a_failure_to_is_a_note(

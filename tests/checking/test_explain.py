@@ -216,7 +216,7 @@ PROVOKED: list[Any] = [
     (unscale_after_step, "belongs before"),
     (step_twice, "one step, one update"),
     (half_parameters, "leave out `.half()`"),
-    (backward_twice, "compute the loss anew"),
+    (backward_twice, "compute the loss again"),
     (backward_of_a_vector, "reduce the loss"),
     (backward_of_a_number_made_anew, "not connected to the parameters"),
     (backward_under_no_grad, "not connected to the parameters"),
@@ -240,7 +240,7 @@ PROVOKED: list[Any] = [
     (unknown_keyword, "compare its signature"),
     (given_twice, "compare its signature"),
     (undefined_name, "used before it is defined"),
-    (endless_recursion, "without an end"),
+    (endless_recursion, "calls itself endlessly"),
     (exits, "`return`"),
     (asserts, "`assert` did not hold"),
 ]
