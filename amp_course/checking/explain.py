@@ -6,17 +6,20 @@ The list holds the messages that people meet while writing AMP loops; others are
 
 from __future__ import annotations
 
+import errno
 import linecache
 import os
 import re
 import sysconfig
 from pathlib import Path
+from typing import cast
 
 from amp_course.kit.errors import cause_and_cure
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 _LONG = 300  # characters of a message or a line that are quoted
 
 # (pattern in "Type: message", cause and cure). The first that matches is told.
@@ -88,6 +91,10 @@ _KNOWN: list[tuple[str, str]] = [
         r"TypeError: .*(positional argument|unexpected keyword|missing \d+ required|multiple values for argument)",
         "a function was called with other arguments than it takes: compare its signature with the task",
     ),
+    (
+        r"No usable temporary directory",
+        "Python found no folder for temporary files: free some space on the disk, or set TMPDIR to a folder that you can write",
+    ),
     (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
     (r"^RecursionError", "the function calls itself endlessly"),
     (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
@@ -117,9 +124,7 @@ def where(error: BaseException) -> str:
 def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
     raised = ": ".join(filter(None, [_kind(error), _message(error)]))
-    meaning = next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
-    if isinstance(error, OSError) and error.errno is not None:
-        meaning = ". ".join(cause_and_cure(error))
+    meaning = _machines_fault(error) or next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
     line = where(error)
     if raised == "NotImplementedError":
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
@@ -133,6 +138,14 @@ def short(text: str, length: int = _LONG) -> str:
     """Cut a text that nobody would read to its end: "aaaaaaaa", 4 → "aaa…"."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
     return cut.encode("utf-8", "replace").decode()  # a lone surrogate can be neither printed nor sent to the browser
+
+
+def _machines_fault(error: BaseException) -> str | None:
+    """Explain an error of a full or failing disk, or of a machine at its limits: the answer may be right."""
+    if not issubclass(type(error), OSError):  # not `isinstance`, which may run the reader's `__class__`
+        return None
+    failed = cast(OSError, error)
+    return ", so ".join(cause_and_cure(failed)) if failed.errno in _MACHINE else None
 
 
 def _kind(error: BaseException) -> str:

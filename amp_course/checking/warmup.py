@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 
-_loader: threading.Thread | None = None
 _starting = threading.Lock()
+_started, _done = threading.Event(), threading.Event()
 
 
 def load_lazy_modules() -> None:
@@ -16,14 +15,17 @@ def load_lazy_modules() -> None:
     The work is done in a thread of its own, so that Ctrl-C ends the waiting and not an import half way: torch cannot be
     loaded again after that. Whoever comes next waits for the rest.
     """
-    global _loader
     with _starting:
-        if _loader is None:
-            _loader = threading.Thread(target=_load, daemon=True, name="amp_course loads torch")
-            _loader.start()
-    _loader.join()
+        if not _started.is_set():
+            threading.Thread(target=_load, daemon=True, name="amp_course loads torch").start()
+            _started.set()
+    _done.wait()  # not `Thread.join`: in Python 3.11, once interrupted, that takes the thread for dead
 
 
 def _load() -> None:
-    with contextlib.suppress(Exception):  # what is broken here will show in the answer that needs it
+    try:
         importlib.import_module("torch._dynamo")
+    except Exception:  # what is broken here will show in the answer that needs it
+        pass
+    finally:
+        _done.set()

@@ -107,12 +107,13 @@ def _set_environment(was: dict[str, str]) -> None:
 
 # --- threads and processes --------------------------------------------------------------------------------------------
 def _threads() -> frozenset[threading.Thread]:
-    # Threads that Python did not start (autograd's) come and go; tqdm's monitor is everybody's.
-    return frozenset(
-        thread
-        for thread in threading.enumerate()
-        if not isinstance(thread, threading._DummyThread) and not type(thread).__module__.startswith("tqdm.")
-    )
+    return frozenset(thread for thread in threading.enumerate() if not _is_nobodys(thread))
+
+
+def _is_nobodys(thread: threading.Thread) -> bool:
+    # Threads that Python did not start (autograd's) come and go, tqdm's monitor is everybody's, and some are the check's own.
+    library = type(thread).__module__.startswith("tqdm.") or thread.name.startswith("amp_course ")
+    return library or isinstance(thread, threading._DummyThread)
 
 
 def _still_running(workers: Iterable[Any]) -> list[str]:
