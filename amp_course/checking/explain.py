@@ -70,7 +70,8 @@ _KNOWN: list[tuple[str, str]] = [
         "a tensor made in inference mode met autograd: keep the evaluation and the training apart",
     ),
     (
-        r"same dtype|expected scalar type|mixed dtype|does not match weight dtype|Input type .* should be the same",
+        r"same dtype|expected scalar type|must have the type torch|mixed dtype|does not match weight dtype"
+        r"|Input type .* should be the same",
         "two tensors of different dtypes met in one op that does not mix them. Inside `torch.autocast` such ops are cast "
         "alike; outside of it the cast is yours",
     ),

@@ -32,15 +32,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.checking.sandbox import sandbox
-from amp_course.checking.warmup import load_lazy_modules
 
 KEPT: list[Any] = []
 FAULT, NOTE = "leaks", "remarks"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def loaded() -> None:
-    load_lazy_modules()
 
 
 def enter(manager: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -302,6 +303,39 @@ def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.Monke
     gone.rmdir()
     assert "the current folder no longer exists" in str(record("loop.a", "correct"))
     assert "the current folder no longer exists" in str(load().note)
+
+
+NOBODY = """
+import sys, torch
+from amp_course.checking import Exercise
+def trains():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    import matplotlib.pyplot
+exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), lambda answer: answer(), "why", "alt")
+exercise.check(trains)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
+    """A check needs neither: it judges, and says why the progress is not saved."""
+    user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-W", "ignore", "-c"]
+    environment = os.environ | {
+        "HOME": "/proc/nowhere",
+        "AMP_COURSE_WORK": "/proc/nowhere/work",
+        "PYTHONPATH": str(ROOT),
+    }
+    if subprocess.run([*user, "import torch"], env=environment, capture_output=True, cwd="/").returncode:
+        pytest.skip("other users cannot run this Python")
+    done = subprocess.run([*user, NOBODY], env=environment, capture_output=True, text=True, cwd="/", timeout=100)
+    assert done.returncode == 0, done.stderr
+    verdict, alternative, *notes = done.stdout.splitlines()
+    assert (verdict, alternative) == ("Correct. why", "Also right: alt")
+    assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), notes
+    assert "Traceback" not in done.stderr
 
 
 # --- locks -----------------------------------------------------------------------------------------------------

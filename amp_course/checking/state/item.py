@@ -48,3 +48,8 @@ def changed_keys(was: dict[Any, Any], now: dict[Any, Any]) -> list[Any]:
     """Return the keys whose values differ, or that only one of two tables has."""
     missing = object()
     return [key for key in {**was, **now} if was.get(key, missing) != now.get(key, missing)]
+
+
+def restored(what: str) -> Callable[[Any, Any], str]:
+    """Return a `tell` for what needs no more words: "the locale" → "your code changed the locale; that is put back."."""
+    return lambda was, now: f"your code changed {what}; that is put back."

@@ -1,25 +1,25 @@
-"""What Python and the libraries keep for a whole process: put back, and remarked on. What cannot be put back is named."""
+"""What Python keeps for a whole process: put back, and remarked on. What cannot be put back is named."""
 
 from __future__ import annotations
 
-import decimal
 import gc
-import locale
-import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from amp_course.checking.state.item import Item, changed_keys, listed
+from amp_course.checking.state.item import Item, changed_keys, listed, restored
 
 _ALARM = getattr(signal, "SIGALRM", None)
-_TORCHS_OWN = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_", "TRITON_")  # variables that torch sets when it needs them
+_LIBRARIES = (
+    "CUDA_MODULE_LOADING",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "MPLCONFIGDIR",
+)  # variables that libraries set themselves
 _SETTLING = 0.05  # seconds that threads have for ending before they count as left running
 
 
@@ -94,7 +94,7 @@ def _set_folder(was: str | None) -> None:
 
 
 def _changed_variables(was: dict[str, str]) -> list[str]:
-    return [name for name in changed_keys(was, dict(os.environ)) if not name.startswith(_TORCHS_OWN)]
+    return [name for name in changed_keys(was, dict(os.environ)) if not name.startswith(_LIBRARIES)]
 
 
 def _set_environment(was: dict[str, str]) -> None:
@@ -121,55 +121,6 @@ def _still_running(workers: Iterable[Any]) -> list[str]:
     for worker in workers:
         worker.join(_SETTLING)
     return [worker.name for worker in workers if worker.is_alive()]
-
-
-# --- numbers and text -------------------------------------------------------------------------------------------------
-_DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
-
-
-def _decimal() -> tuple[Any, ...]:
-    context = decimal.getcontext()
-    return (*(getattr(context, name) for name in _DECIMAL), dict(context.traps))
-
-
-def _set_decimal(was: tuple[Any, ...]) -> None:
-    context = decimal.getcontext()
-    for name, value in zip(_DECIMAL, was[:-1], strict=True):
-        setattr(context, name, value)
-    context.traps.update(was[-1])
-
-
-def _set_numpy(was: tuple[Any, ...]) -> None:
-    np.seterr(**was[0])
-    np.seterrcall(was[1])
-    np.set_printoptions(**was[2])
-
-
-def _plot_settings() -> dict[str, Any]:
-    """Return matplotlib's settings, if it is loaded. Reading the backend would choose one, so that is left out."""
-    matplotlib = sys.modules.get("matplotlib")
-    settings = dict.copy(matplotlib.rcParams) if matplotlib and hasattr(matplotlib, "rcParams") else {}
-    return {name: value for name, value in settings.items() if not name.startswith("backend")}
-
-
-def _set_plot_settings(was: dict[str, Any]) -> None:
-    dict.update(sys.modules["matplotlib"].rcParams, was)
-
-
-def _logging() -> tuple[Any, ...]:
-    root = logging.root
-    return root.level, root.disabled, root.manager.disable, tuple(root.handlers), tuple(root.filters)
-
-
-def _set_logging(was: tuple[Any, ...]) -> None:
-    root = logging.root
-    level, root.disabled, root.manager.disable, handlers, filters = was
-    root.setLevel(level)
-    root.handlers[:], root.filters[:] = handlers, filters
-
-
-def _restored(what: str) -> Callable[[Any, Any], str]:
-    return lambda was, now: f"your code changed {what}; that is put back."
 
 
 # Those that would run in the midst of what puts the others back come first.
@@ -203,11 +154,11 @@ PROCESS = (
     Item(
         lambda: (*(getattr(sys, name) for name in _SYS_HOOKS), threading.excepthook),
         _set_sys_hooks,
-        _restored("how Python reports errors or shows results (`sys.excepthook` or a hook like it)"),
+        restored("how Python reports errors or shows results (`sys.excepthook` or a hook like it)"),
         fault=False,
         libraries=True,
     ),
-    Item(_signals, _set_signals, _restored("what a signal such as Ctrl-C does"), fault=False, libraries=True),
+    Item(_signals, _set_signals, restored("what a signal such as Ctrl-C does"), fault=False, libraries=True),
     Item(
         sys.getrecursionlimit,
         sys.setrecursionlimit,
@@ -217,7 +168,7 @@ PROCESS = (
     Item(
         lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         _set_collector,
-        _restored("Python's garbage collector (`gc`)"),
+        restored("Python's garbage collector (`gc`)"),
         fault=False,
     ),
     Item(
@@ -230,7 +181,7 @@ PROCESS = (
     Item(
         lambda: (list(sys.path), list(sys.meta_path), list(sys.path_hooks)),
         _set_import_paths,
-        _restored("where Python looks for modules (`sys.path`)"),
+        restored("where Python looks for modules (`sys.path`)"),
         fault=False,
         libraries=True,
     ),
@@ -271,28 +222,4 @@ PROCESS = (
         fault=False,
         find=lambda was: _still_running(frozenset(multiprocessing.active_children()) - was),
     ),
-    Item(
-        lambda: (np.geterr(), np.geterrcall(), np.get_printoptions()),
-        _set_numpy,
-        _restored("NumPy's settings for errors or printing (`np.seterr`, `np.set_printoptions`)"),
-        fault=False,
-    ),
-    Item(
-        _plot_settings,
-        _set_plot_settings,
-        lambda was, found: (
-            f"your code changed matplotlib's settings ({listed(found)}); they are put back. `with plt.rc_context():` ends on its "
-            "own."
-        ),
-        fault=False,
-        find=lambda was: changed_keys(was, _plot_settings()) if was else [],  # else it was loaded meanwhile
-    ),
-    Item(_decimal, _set_decimal, _restored("the context of `decimal`"), fault=False),
-    Item(
-        lambda: locale.setlocale(locale.LC_ALL),
-        lambda was: locale.setlocale(locale.LC_ALL, was),
-        _restored("the locale"),
-        fault=False,
-    ),
-    Item(_logging, _set_logging, _restored("the settings of `logging`"), fault=False, libraries=True),
 )
