@@ -1,14 +1,16 @@
 """The exercise object: a card to read, and three verbs: `check(answer)`, `hint()`, `solution()`.
 
-What a right answer is stands in the chapter's `exercises.py`, as a `judge`. Here stands what every exercise
-shares: the time limit, the isolation, the words for what went wrong, the progress.
+The right answer is defined by the exercise's `judge`, in its chapter. What all exercises share is here: the time limit, the
+isolation, the words for what went wrong, the progress.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from amp_course.checking import progress
 from amp_course.checking.blank import is_blank, open_places
@@ -17,6 +19,9 @@ from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.outcome import Note, Outcome, box_html
 from amp_course.checking.sandbox import sandbox
 from amp_course.checking.solutions import solution_code
+from amp_course.checking.warmup import load_lazy_modules
+
+T = TypeVar("T")
 
 _LONG = 2000  # characters of a diagnosis
 
@@ -67,8 +72,9 @@ class Exercise:
     def check(self, answer: Any = ...) -> Outcome:
         """Judge an answer, show the outcome and return it; note it in the reader's progress.
 
-        The answer runs with a time limit, and random states, autocast, default dtype, grad mode and the like
-        are put back after it. Whatever it raises comes back as an outcome.
+        The answer runs with a time limit, and what all cells share (random states, autocast, default dtype, grad mode
+        and more) is put back after it. Whatever it raises comes back as an outcome, except Ctrl-C. Nothing stops a single
+        call into C that does not return: then restart the kernel.
         """
         outcome = self._judge_safely(answer)
         problem = progress.record(self.id, outcome.state)
@@ -78,7 +84,7 @@ class Exercise:
         return outcome
 
     def hint(self) -> Note:
-        """Show the next hint, beside those already shown; each says more than the one before."""
+        """Show the next hint below those already shown; each says more than the one before."""
         self._hints_shown = min(self._hints_shown + 1, len(self.hints))
         shown = self.hints[: self._hints_shown]
         left = len(self.hints) - len(shown)
@@ -100,21 +106,14 @@ class Exercise:
         return note
 
     def _judge_safely(self, answer: Any) -> Outcome:
-        if is_blank(answer):
-            return Outcome(
-                "not attempted", "Write your answer where it says `# your code here`, then run the cell again."
-            )
-        remaining = open_places(answer)
-        if remaining:
-            return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
-        if self.takes == "function" and not callable(answer):
-            return Outcome(
-                "not yet",
-                f"the check wants the function itself and got {_named(answer)}: write its name without "
-                f"parentheses, `{self.name}.check(your_function)`",
-            )
+        unfinished = self._limited(lambda: self._unfinished(answer))
+        if isinstance(unfinished, str):
+            return Outcome("not yet", unfinished)
+        if unfinished is not None:
+            return unfinished
+        load_lazy_modules()  # before the clock starts
         with sandbox() as left:
-            problem = self._problem(answer)
+            problem = self._limited(lambda: self._problem(answer))
         if problem is None and left.leaks:
             return Outcome("not yet", "; ".join(left.leaks), tuple(left.remarks))
         if problem is not None:
@@ -122,20 +121,60 @@ class Exercise:
             return Outcome("not yet", problem, notes)
         return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks))
 
+    def _limited(self, work: Callable[[], T]) -> T | str:
+        """Return `work()`, or what to say if that takes too long. Whatever may run the reader's code belongs in here.
+
+        Not only functions do: an object's `__eq__`, `__repr__` and `__getattr__` do, an exception's `__str__`, and the
+        `__del__` of what is thrown away.
+        """
+        try:
+            return within(self.seconds, work)
+        except TimeUp as late:
+            line = where(late)
+            with contextlib.suppress(TimeUp):
+                within(1.0, functools.partial(_forget, late))
+        return (
+            f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is there a loop whose "
+            "condition never becomes false?"
+        )
+
+    def _unfinished(self, answer: Any) -> Outcome | None:
+        try:
+            if is_blank(answer):
+                return Outcome(
+                    "not attempted", "Write your answer where it says `# your code here`, then run the cell again."
+                )
+            remaining = open_places(answer)
+            if remaining:
+                return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
+            if self.takes == "function" and not callable(answer):
+                return Outcome(
+                    "not yet",
+                    f"the check needs the function itself and got {_named(answer)}: write its name without parentheses, "
+                    f"`{self.name}.check(your_function)`",
+                )
+        except (TimeUp, KeyboardInterrupt):
+            raise
+        except (
+            BaseException
+        ):  # an object that raises when it is looked at: the judge will meet that too, and explain it
+            pass
+        return None
+
     def _problem(self, answer: Any) -> str | None:
         try:
-            within(self.seconds, lambda: self.judge(answer))
+            self.judge(answer)
         except Wrong as wrong:
             return short(str(wrong), _LONG)  # it may quote the answer, and the answer may be a long one
-        except TimeUp as late:
-            return (
-                f"your code had not finished after {self.seconds:g} seconds and was stopped{where(late)}: is "
-                "there a loop whose condition never becomes false?"
-            )
-        except KeyboardInterrupt:
+        except (TimeUp, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: an answer that calls exit() must not end the notebook
-            return explain(error)
+            try:
+                return explain(error)
+            except (TimeUp, KeyboardInterrupt):
+                raise
+            except BaseException:
+                return f"your code raised an exception{where(error)} that itself fails when its text is asked for"
         return None
 
     def _facts(self) -> str:
@@ -151,6 +190,11 @@ class Exercise:
         return box_html("card", f"Exercise {self.number}: {self.title}", [self._facts(), self.task])
 
 
+def _forget(error: BaseException) -> None:
+    """Let go of the frames that an exception holds, and with them of the reader's objects."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
@@ -160,7 +204,7 @@ def _dots(value: int) -> str:
 
 
 def _named(value: Any) -> str:
-    # Asking the reader's own object for its repr would run their code, outside of the time limit.
+    # Not its repr: that is the reader's code, and may be long.
     if value is None or type(value) in (bool, int, float, str):
         return f"`{short(repr(value), 60)}`"
     return f"an object of type {type(value).__name__}"

@@ -1,19 +1,25 @@
 """Turn what an answer raised into words: which line, what torch means by it, what to do.
 
+This runs code of the reader's, an exception's `__str__` for one: call it within the time limit.
 The list holds the messages that people meet while writing AMP loops; others are quoted as they are.
 """
 
 from __future__ import annotations
 
+import errno
 import linecache
 import os
 import re
 import sysconfig
 from pathlib import Path
+from typing import cast
+
+from amp_course.kit.errors import cause_and_cure
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 _LONG = 300  # characters of a message or a line that are quoted
 
 # (pattern in "Type: message", cause and cure). The first that matches is told.
@@ -48,7 +54,7 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"Trying to backward through the graph a second time",
-        "`backward()` ran twice over one graph: compute the loss anew for every step",
+        "`backward()` ran twice over one graph: compute the loss again for every step",
     ),
     (
         r"grad can be implicitly created only for scalar outputs",
@@ -64,7 +70,8 @@ _KNOWN: list[tuple[str, str]] = [
         "a tensor made in inference mode met autograd: keep the evaluation and the training apart",
     ),
     (
-        r"same dtype|expected scalar type|mixed dtype|does not match weight dtype|Input type .* should be the same",
+        r"same dtype|expected scalar type|must have the type torch|mixed dtype|does not match weight dtype"
+        r"|Input type .* should be the same",
         "two tensors of different dtypes met in one op that does not mix them. Inside `torch.autocast` such ops are cast "
         "alike; outside of it the cast is yours",
     ),
@@ -85,11 +92,20 @@ _KNOWN: list[tuple[str, str]] = [
         r"TypeError: .*(positional argument|unexpected keyword|missing \d+ required|multiple values for argument)",
         "a function was called with other arguments than it takes: compare its signature with the task",
     ),
-    (r"^NameError", "a name is used before it is defined: run the cells above, or look for a slip of the pen"),
-    (r"^RecursionError", "the function calls itself without an end"),
+    (
+        r"No usable temporary directory",
+        "Python found no folder for temporary files: free some space on the disk, or set TMPDIR to a folder that you can write",
+    ),
+    (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
+    (r"^RecursionError", "the function calls itself endlessly"),
     (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
     (r"^AssertionError", "an `assert` did not hold"),
 ]
+
+
+def is_readers(file: str) -> bool:
+    """Tell whether a file (or cell) of code is the reader's: not the course's, Python's or an installed library's."""
+    return not file.startswith((_PACKAGE, _STDLIB, "<frozen ")) and not _LIBRARY.search(file)
 
 
 def where(error: BaseException) -> str:
@@ -97,7 +113,7 @@ def where(error: BaseException) -> str:
     found, traceback = None, error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, _STDLIB, "<frozen ")) and not _LIBRARY.search(file):
+        if is_readers(file):
             found = (file, traceback.tb_lineno)
         traceback = traceback.tb_next
     if found is None:
@@ -108,8 +124,8 @@ def where(error: BaseException) -> str:
 
 def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
-    raised = ": ".join(filter(None, [type(error).__name__, _message(error)]))
-    meaning = next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
+    raised = ": ".join(filter(None, [_kind(error), _message(error)]))
+    meaning = _machines_fault(error) or next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
     line = where(error)
     if raised == "NotImplementedError":
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
@@ -125,8 +141,20 @@ def short(text: str, length: int = _LONG) -> str:
     return cut.encode("utf-8", "replace").decode()  # a lone surrogate can be neither printed nor sent to the browser
 
 
+def _machines_fault(error: BaseException) -> str | None:
+    """Explain an error of a full or failing disk, or of a machine at its limits: the answer may be right."""
+    if not issubclass(type(error), OSError):  # not `isinstance`, which may run the reader's `__class__`
+        return None
+    failed = cast(OSError, error)
+    return ", so ".join(cause_and_cure(failed)) if failed.errno in _MACHINE else None
+
+
+def _kind(error: BaseException) -> str:
+    return str(type.__dict__["__name__"].__get__(type(error)))  # a metaclass of the reader's may have another opinion
+
+
 def _message(error: BaseException) -> str:
     try:
-        return short(str(error).strip().split("\n")[0])
+        return short(str.strip(str(error)).split("\n")[0])
     except Exception:  # an exception of the reader's own may be broken too
         return ""

@@ -2,8 +2,10 @@
 
 In the main thread of a Unix process an interval timer interrupts Python code and blocking calls such as
 `time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at the next bytecode;
-a loop that sleeps and swallows every exception is not stopped there. One single long call into C, say one
-enormous matmul or `sum(itertools.count())`, ends only when it returns.
+a loop that sleeps and swallows every exception is not stopped there. A single long call into C, say one
+enormous matmul or `sum(itertools.count())`, cannot be stopped at all: it ends when it returns, or with the kernel.
+
+A library that is being imported may finish: one that was stopped half way could not be imported again in this process.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
+from amp_course.checking.explain import is_readers
+
 T = TypeVar("T")
 
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _INSIST = 0.003  # seconds between further attempts
+_IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
 
 class TimeUp(BaseException):
@@ -37,12 +42,24 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     return (_by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog)(seconds, work)
 
 
+def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
+    """Tell whether code that `outermost` has called is importing a library, or is looking for a module."""
+    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        return True
+    while frame is not None and frame is not outermost:
+        if frame.f_code.co_name == "<module>" and not is_readers(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     armed, shots, late = True, 0, TimeUp()
+    outermost = sys._getframe()
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal shots
-        if not armed:
+        if not armed or (_imports_library(frame, outermost) and time.monotonic() < began + seconds + _IMPORT):
             return
         shots += 1
         if shots == 1:
@@ -92,12 +109,18 @@ def _by_watchdog(seconds: float, work: Callable[[], T]) -> T:
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
     clear = functools.partial(set_exception, target, None)
     armed, shots, done = True, 0, threading.Event()
+    outermost, patience = sys._getframe(), time.monotonic() + seconds + _IMPORT
+
+    def importing() -> bool:
+        return _imports_library(sys._current_frames().get(target.value), outermost) and time.monotonic() < patience
 
     def watch() -> None:
         nonlocal shots
         wait = seconds
         while not done.wait(wait):
-            if armed:
+            if armed and importing():
+                wait = _AGAIN
+            elif armed:
                 throw()
                 shots += 1
                 wait = _AGAIN if shots == 1 else _INSIST + _odd_moment(shots)

@@ -1,16 +1,22 @@
-"""Run an answer and give the process back as it was found: the shared state and the warning filters."""
+"""Run an answer and give the process back as it was found."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from amp_course.checking.state import RANDOM, STATE
+from amp_course.checking.limit import TimeUp, within
+from amp_course.checking.state import STATE, UNCHANGED, Item
+from amp_course.kit.random_state import RandomState, random_state, set_random_state
+
+_ATTEMPTS, _SECONDS = 3, 5.0  # for putting things back
+_UNKNOWN = object()  # of a state that cannot be read
 
 
 @dataclass
@@ -23,24 +29,69 @@ class Sandbox:
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[Sandbox]:
-    """Put everything back after the body, and tell what had changed."""
+    """Put everything back after the body, and tell what had changed. A state that cannot be put back is named."""
     found = Sandbox()
-    before = [item.get() for item in STATE]
-    random_before = [get() for get, _ in RANDOM]
-    modules = len(sys.modules)
     with warnings.catch_warnings():
         filters = list(warnings.filters)
+        before = [(item, _read(item.get)) for item in STATE]
+        random_before = _read(random_state)
+        modules = frozenset(sys.modules)
         try:
             yield found
         finally:
-            for item, was in zip(STATE, before, strict=True):
-                now = item.get()
-                if now != was:
-                    (found.leaks if item.fault else found.remarks).append(item.tell(was, now))
-                    item.put(was)
-            for (_, put), state in zip(RANDOM, random_before, strict=True):
-                put(state)
-            torch.clear_autocast_cache()
+            imported = not modules.issuperset(sys.modules)
+            _finishing(lambda: _put_back(before, random_before, found, imported))
             # A library that is imported for the first time may add filters: that is not the reader's doing.
-            if warnings.filters != filters and len(sys.modules) == modules:
+            if warnings.filters != filters and not imported:
                 found.remarks.append("your code changed the warning filters; they are as before again.")
+
+
+def _read(get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except Exception:  # some name that this version of torch lacks, or a device that is gone
+        return _UNKNOWN
+
+
+def _put_back(
+    before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox, imported: bool
+) -> None:
+    for item, was in before:
+        if was is _UNKNOWN or (item.libraries and imported):
+            continue
+        try:
+            now = item.change(was)
+        except Exception:
+            now = _UNKNOWN
+        if now is UNCHANGED:
+            continue
+        try:
+            item.put(was)  # before anything is said: until then even `len` may be the reader's
+            trouble = ""
+        except Exception as error:
+            trouble = f". It could not be put back ({type(error).__name__}): restart the kernel."
+        said = "your code left a state that cannot be read" if now is _UNKNOWN else item.tell(was, now)
+        if trouble:
+            said = said.rstrip(".") + trouble
+        (found.leaks if item.fault else found.remarks).append(said)
+    if random_before is not _UNKNOWN:
+        set_random_state(random_before)  # type: ignore[arg-type]
+    torch.clear_autocast_cache()
+
+
+def _finishing(work: Callable[[], None]) -> None:
+    """Call `work` to its end even if Ctrl-C comes meanwhile: from the beginning then, with the interrupt after it.
+
+    It drops objects of the reader's, and a `__del__` may never return: so it has a time limit too.
+    """
+    interrupt = None
+    for _ in range(_ATTEMPTS):
+        try:
+            within(_SECONDS, work)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+        except TimeUp:
+            continue
+    if interrupt is not None:
+        raise interrupt

@@ -24,7 +24,7 @@ def course_root() -> Path:
     clone = Path(__file__).resolve().parents[2]
     if (clone / "notebooks").is_dir():
         return clone
-    here = Path.cwd()
+    here = _current_folder()
     for folder in (here, *here.parents):
         # Many a project has a folder notebooks/; with exercises/ beside it, it is this one.
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
@@ -38,4 +38,13 @@ def course_root() -> Path:
 def work_dir() -> Path:
     """Return the reader's folder: `AMP_COURSE_WORK` if that is set, else `my_work/` in the course's; it need not exist."""
     named = os.environ.get("AMP_COURSE_WORK")
-    return Path(named).expanduser().resolve() if named else course_root() / "my_work"
+    return (_current_folder() / Path(named).expanduser()).resolve() if named else course_root() / "my_work"
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise CourseError(
+            "the current folder no longer exists: change to one that does, best to the course's."
+        ) from None

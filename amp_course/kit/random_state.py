@@ -21,7 +21,7 @@ def random_state() -> RandomState:
     numpy: Any = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": _cuda_states(),
         "numpy": (numpy[0], torch.from_numpy(numpy[1].astype(np.int64)), *numpy[2:]),
         "python": random.getstate(),
     }
@@ -35,6 +35,13 @@ def set_random_state(state: RandomState) -> None:
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    try:
+        return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    except RuntimeError:  # the driver or a device is gone
+        return []
 
 
 @contextlib.contextmanager

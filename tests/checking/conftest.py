@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from amp_course.checking import Exercise
+from amp_course.checking.warmup import load_lazy_modules
 
-# Its first call imports torch's compiler, whose warning filters would look like somebody's doing in a test.
-torch.use_deterministic_algorithms(False)
+# Torch's compiler brings warning filters of its own, which would look like somebody's doing in a test.
+load_lazy_modules()
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """The words for what answers raise, each provoked from the real torch: a message that changes is found here."""
 
+import errno
 import re
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,10 @@ def given_twice():
     takes_two(1, 2, model=3, key=4)
 
 
+def no_temporary_folder():
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp']")  # as tempfile does
+
+
 def undefined_name():
     return not_defined_anywhere  # noqa: F821
 
@@ -216,7 +221,7 @@ PROVOKED: list[Any] = [
     (unscale_after_step, "belongs before"),
     (step_twice, "one step, one update"),
     (half_parameters, "leave out `.half()`"),
-    (backward_twice, "compute the loss anew"),
+    (backward_twice, "compute the loss again"),
     (backward_of_a_vector, "reduce the loss"),
     (backward_of_a_number_made_anew, "not connected to the parameters"),
     (backward_under_no_grad, "not connected to the parameters"),
@@ -239,8 +244,9 @@ PROVOKED: list[Any] = [
     (keyword_missing, "compare its signature"),
     (unknown_keyword, "compare its signature"),
     (given_twice, "compare its signature"),
+    (no_temporary_folder, "set TMPDIR"),
     (undefined_name, "used before it is defined"),
-    (endless_recursion, "without an end"),
+    (endless_recursion, "calls itself endlessly"),
     (exits, "`return`"),
     (asserts, "`assert` did not hold"),
 ]
@@ -342,6 +348,15 @@ def test_not_implemented() -> None:
     told = explain(raised_by(lambda: nn.Module()(1)))
     assert 'missing the required "forward" function' in told
     assert "still to be written" not in told
+
+
+def test_a_full_disk_is_not_the_answers_fault() -> None:
+    """Raised by the judge, when it writes a file to try the answer with."""
+    told = explain(OSError(errno.ENOSPC, "No space left on device"))
+    assert told == (
+        "the check could not go on with your answer (OSError: [Errno 28] No space left on device): the disk is full, so "
+        "delete something from it"
+    )
 
 
 class Broken(Exception):

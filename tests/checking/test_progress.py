@@ -1,8 +1,10 @@
 """The progress file: missing, damaged, out of reach, written by two, killed in the middle: nothing is lost."""
 
+import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -137,7 +139,7 @@ def test_damaged_file_is_set_aside_whole(path: Path, kind: str) -> None:
     assert path.read_bytes() == DAMAGED[kind]  # reading changes nothing
     said = record("loop.a", "correct")
     (aside,) = path.parent.glob("progress.damaged-*.json")
-    assert said == f"the progress file was damaged; it is kept as {aside.name} and a new one is begun."
+    assert said == f"the progress file was damaged; it is kept as {aside.name}, and a new one is started."
     assert aside.read_bytes() == DAMAGED[kind]
     assert (load().state("loop.a"), load().note) == ("correct", None)
 
@@ -154,7 +156,7 @@ def test_no_file_set_aside_replaces_another(path: Path) -> None:
 def test_directory_in_its_place(path: Path) -> None:
     path.mkdir()
     (path / "mine.txt").write_text("keep")
-    assert "cannot be read (Is a directory)" in str(load().note)
+    assert "is a folder, and a file belongs there" in str(load().note)
     assert "could not be saved" in str(record("loop.a", "correct"))
     assert (path / "mine.txt").read_text() == "keep"
 
@@ -166,7 +168,16 @@ def test_file_in_place_of_the_folder(work: Path) -> None:
     assert work.read_text() == "keep"
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+CAUSES = {
+    errno.EROFS: "is on a read-only disk. Use a folder on a disk that can be written",
+    errno.EACCES: "you have no permission to use",
+    errno.ENOSPC: "the disk is full. Delete something from it",
+    errno.EDQUOT: "your disk quota is used up. Delete some of your files",
+    errno.EIO: "the disk failed to read or write. Copy your files to another disk",
+}
+
+
+@pytest.mark.parametrize("code", CAUSES)
 @pytest.mark.parametrize("call", ["replace", "fsync", "open"])
 def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
     write(path, **{"loop.a": {"state": "correct"}})
@@ -177,17 +188,17 @@ def test_disk_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
     with monkeypatch.context() as patch:
         if call == "open":
-            patch.setattr(progress, "open", fails, raising=False)
+            patch.setattr(Path, "write_text", fails)
             patch.setattr(os, "open", fails)  # the lock's
         else:
             patch.setattr(os, call, fails)
         said = record("loop.b", "correct")
     assert said is not None
-    assert said.startswith("your progress could not be saved (")
-    assert os.strerror(code) in said
-    assert "set AMP_COURSE_WORK to another" in said
+    assert said.startswith("your progress could not be saved: ")
+    assert CAUSES[code] in said and "AMP_COURSE_WORK" in said and os.strerror(code) not in said
     assert path.read_bytes() == before
-    assert record("loop.b", "correct") is None  # and all is well when the disk is
+    assert record("loop.c", "not yet") is None  # and all is well when the disk is: what was not saved is saved too
+    assert [load().state(f"loop.{name}") for name in "abc"] == ["correct", "correct", "not yet"]
 
 
 @pytest.fixture
@@ -209,9 +220,9 @@ def test_folder_without_the_right_to_write(strict_folder: Path, mode: int) -> No
     strict_folder.chmod(mode)
     if os.geteuid() == 0:
         os.seteuid(65534)
-    assert "Permission denied" in str(record("loop.b", "correct"))
+    assert "you have no permission to use" in str(record("loop.b", "correct"))
     assert load().state("loop.a") == ("correct" if mode == 0o555 else "not attempted")
-    assert ("cannot be read (Permission denied)" in str(load().note)) == (mode == 0)
+    assert ("Your progress cannot be read: you have no permission" in str(load().note)) == (mode == 0)
     if os.getuid() == 0:
         os.seteuid(0)
     strict_folder.chmod(0o755)
@@ -244,6 +255,89 @@ def test_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "could not be saved" in str(record("loop.a", "correct"))
 
 
+def test_a_file_behind_a_link_is_replaced_and_the_link_stays(path: Path, tmp_path: Path) -> None:
+    real = tmp_path / "in the cloud" / "mine.json"
+    real.parent.mkdir()
+    write(real, **{"loop.a": {"state": "correct"}})
+    path.symlink_to(real)
+    assert record("loop.b", "correct") is None
+    assert path.is_symlink() and list(json.loads(real.read_text())["exercises"]) == ["loop.a", "loop.b"]
+    assert os.listdir(real.parent) == ["mine.json"]
+
+
+def test_a_link_to_nowhere(path: Path, tmp_path: Path) -> None:
+    path.symlink_to(tmp_path / "unplugged" / "mine.json")
+    assert load().state("loop.a") == "not attempted"
+    said = str(record("loop.a", "correct"))
+    assert "mine.json does not exist. Create the folder it belongs in" in said and path.is_symlink()
+    (tmp_path / "unplugged").mkdir()
+    assert record("loop.b", "correct") is None and load().state("loop.a") == "correct"
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a disk, and not everywhere")
+    try:
+        monkeypatch.setenv("AMP_COURSE_WORK", str(disk))
+        assert record("loop.a", "correct") is None
+        with contextlib.suppress(OSError):
+            (disk / "film").write_bytes(bytes(100_000))
+        said = str(record("loop.b", "correct"))
+        assert said.startswith("your progress could not be saved: the disk is full. Delete something from it")
+        assert (load().state("loop.a"), load().state("loop.b")) == ("correct", "not attempted")
+        (disk / "film").unlink()
+        assert record("loop.c", "correct") is None
+        assert load().state("loop.b") == "correct"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("AMP_COURSE_WORK", "work")
+    gone.rmdir()
+    assert "the current folder no longer exists" in str(record("loop.a", "correct"))
+    assert "the current folder no longer exists" in str(load().note)
+
+
+NOBODY = """
+import sys, torch
+from amp_course.checking import Exercise
+def trains():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    import matplotlib.pyplot
+exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), lambda answer: answer(), "why", "alt")
+exercise.check(trains)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
+    """A check needs neither: it judges, and says why the progress is not saved."""
+    user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-W", "ignore", "-c"]
+    environment = os.environ | {
+        "HOME": "/proc/nowhere",
+        "AMP_COURSE_WORK": "/proc/nowhere/work",
+        "PYTHONPATH": str(ROOT),
+    }
+    if subprocess.run([*user, "import torch"], env=environment, capture_output=True, cwd="/").returncode:
+        pytest.skip("other users cannot run this Python")
+    done = subprocess.run([*user, NOBODY], env=environment, capture_output=True, text=True, cwd="/", timeout=100)
+    assert done.returncode == 0, done.stderr
+    verdict, alternative, *notes = done.stdout.splitlines()
+    assert (verdict, alternative) == ("Correct. why", "Also right: alt")
+    assert len(notes) == 1 and notes[0].startswith("Note: your progress could not be saved: "), notes
+    assert "Traceback" not in done.stderr
+
+
 # --- locks -----------------------------------------------------------------------------------------------------
 def test_lock_held_by_another_is_waited_for_and_then_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
@@ -254,12 +348,13 @@ def test_lock_held_by_another_is_waited_for_and_then_told(path: Path, monkeypatc
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
-            assert "another notebook has been writing it" in str(record("loop.a", "correct"))
+            assert "another process has been using" in str(record("loop.a", "correct"))
             assert not path.exists()
         finally:
             holder.kill()
     assert lock.exists()  # left behind by the killed one, and no hindrance
-    assert record("loop.a", "correct") is None
+    assert record("loop.b", "not yet") is None
+    assert (load().state("loop.a"), load().state("loop.b")) == ("correct", "not yet")  # the first was not lost
 
 
 def test_lock_is_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +415,9 @@ def kills(rounds):
         time.sleep(0.004 + 0.02 * chance.random())
         os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        amid += path.with_name("progress.json.tmp").exists()
+        amid += path.with_name("progress.json.part").exists()
         if number % 2:  # else the next one finds what the killed one left behind
-            path.with_name("progress.json.tmp").unlink(missing_ok=True)
+            path.with_name("progress.json.part").unlink(missing_ok=True)
         seen = progress.load()
         torn += seen.note is not None or seen.data.get("padding") != padding or seen.state("loop.before") != "correct"
     return {"amid": amid, "torn": torn, "written": progress.load().attempts("loop.killed")}
@@ -342,9 +437,9 @@ def run(name, task, *args):
     return task(*args)
 
 found = {"kills": run("kills", kills, 60), "together": run("together", together, 4, 25)}
-progress._locked = lambda path: contextlib.nullcontext()
+progress.locked = lambda path, seconds: contextlib.nullcontext()
 found["together, no lock"] = run("together_no_lock", together, 4, 25)
-progress.write_whole = lambda path, text: path.write_text(text)
+progress.write_text = lambda path, text: path.write_text(text)
 found["kills, plain write"] = run("kills_plain_write", kills, 60)
 print(json.dumps(found))
 """

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking.state import RANDOM, STATE
+from amp_course.checking.sandbox import sandbox
+from amp_course.checking.state import STATE, UNCHANGED
+from amp_course.kit.random_state import same_random_state
 from tests.checking.conftest import shared_state
 
 pytestmark = pytest.mark.usefixtures("unchanged")
@@ -51,10 +53,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "autocast entered twice": (twice_in_autocast, "autocast on for cpu with torch.bfloat16"),
     "autocast by hand": (lambda: torch.set_autocast_enabled("cpu", True), "autocast on for cpu"),
     "autocast for cuda": (lambda: torch.set_autocast_enabled("cuda", True), "autocast on for cuda"),
-    "autocast entered, switched off": (lambda: enter(torch.autocast("cpu", enabled=False)), "in another state"),
-    "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.float16), "in another state"),
-    "autocast cache": (lambda: torch.set_autocast_cache_enabled(False), "in another state"),
-    "autocast depth": (torch.autocast_increment_nesting, "in another state"),
+    "autocast entered, switched off": (lambda: enter(torch.autocast("cpu", enabled=False)), "in a different state"),
+    "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.float16), "in a different state"),
+    "autocast cache": (lambda: torch.set_autocast_cache_enabled(False), "in a different state"),
+    "autocast depth": (torch.autocast_increment_nesting, "in a different state"),
     "threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "number of threads to"),
     "deterministic": (lambda: torch.use_deterministic_algorithms(True), "deterministic"),
     "deterministic, warnings": (lambda: torch.use_deterministic_algorithms(True, warn_only=True), "deterministic"),
@@ -65,17 +67,15 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
 
 def changed(run: Callable[[], None]) -> list[str]:
     """Let `run` change something, put every item back and return what the items tell."""
-    before = [item.get() for item in STATE]
-    random_before = [get() for get, _ in RANDOM]
-    run()
-    told = []
-    for item, was in zip(STATE, before, strict=True):
-        now = item.get()
-        if now != was:
-            told.append(item.tell(was, now))
-            item.put(was)
-    for (_, put), state in zip(RANDOM, random_before, strict=True):
-        put(state)
+    with same_random_state():
+        before = [item.get() for item in STATE]
+        run()
+        told = []
+        for item, was in zip(STATE, before, strict=True):
+            now = item.change(was)
+            if now is not UNCHANGED:
+                told.append(item.tell(was, now))
+                item.put(was)
     return told
 
 
@@ -142,18 +142,25 @@ def test_reading_the_state_warns_of_nothing() -> None:
     assert caught == []
 
 
-def test_random_states_of_gpus_that_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    put: list[Any] = []
+def test_a_state_that_cannot_be_read_stops_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's random state where the driver is gone, or a name that another version of torch lacks."""
+
+    def fails() -> Any:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["as it was"])
-    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put.append)
-    changed(lambda: None)
-    assert put == [["as it was"]]
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", fails)
+    monkeypatch.setattr(torch._C, "_get_function_stack_at", fails)
+    torch_function_mode = torch.overrides.BaseTorchFunctionMode()
+    with torch_function_mode, sandbox() as left:
+        torch.set_default_dtype(torch.float64)
+    assert len(left.leaks) == 1 and left.remarks == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_random_state_of_a_real_gpu() -> None:
     torch.rand(1, device="cuda")
     state = torch.cuda.get_rng_state()
-    changed(lambda: torch.rand(5, device="cuda"))
+    with sandbox():
+        torch.rand(5, device="cuda")
     assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -1,0 +1,116 @@
+"""Functions, classes and modules that an answer replaces: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`.
+
+Watched are Python's commonest modules, NumPy's, the public ones of torch that a training uses, and the course's, with the classes
+of the last two. A name that is new in a module harms nobody and stays; a method that is new in a class hides an inherited one.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from amp_course.checking.state.item import Item, listed
+
+_WATCHED = re.compile(
+    r"builtins|copy|functools|gc|itertools|json|math|operator|os|os\.path|random|time|warnings"
+    r"|numpy(\.linalg|\.random)?|amp_course(\..*)?|torch(\.(nn|optim|amp|autograd|backends|random|linalg|special|fft)"
+    r"(\.[^_]\w*)*|\.cuda(\.amp(\..*)?)?|\.functional|\.overrides|\.utils(\.checkpoint|\.data(\.[^_]\w*)*)?|\._C(\._nn)?|\._tensor)?"
+)
+_OWNERS = ("torch", "amp_course")  # packages whose classes are watched
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DESCRIPTORS = {types.ModuleType, types.GetSetDescriptorType, property, staticmethod, classmethod}
+_SET_WITH_THE_DTYPE = (torch, "Storage")
+_NEW = object()
+# A learner may replace these builtins, and the comparison must not run the learner's.
+_all, _callable, _issubclass, _len, _map, _type, _is = all, callable, issubclass, len, map, type, operator.is_
+
+Snapshot = list[tuple[Any, dict[str, Any]]]
+
+
+def _modules() -> Iterator[types.ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if _WATCHED.fullmatch(name) and issubclass(type(module), types.ModuleType):
+            yield module
+
+
+def snapshot() -> Snapshot:
+    """Copy the names of the watched modules, and of the classes that are found in them."""
+    classes: dict[type, None] = {}
+    found: Snapshot = []
+    for module in _modules():
+        table = vars(module).copy()
+        found.append((module, table))
+        for value in table.values():
+            if issubclass(type(value), type) and _is_watched(value):
+                classes[value] = None
+    found.extend((kind, dict(_names(kind))) for kind in classes)
+    return found
+
+
+def _is_watched(kind: type) -> bool:
+    module, name = (type.__getattribute__(kind, which) for which in ("__module__", "__name__"))
+    return module.startswith(_OWNERS) and not name.endswith("Storage")  # of these there are hundreds
+
+
+def _is_class(value: Any) -> bool:
+    return _issubclass(_type(value), _type)  # not `isinstance`: that asks the learner's objects for their `__class__`
+
+
+def _names(owner: Any) -> Any:
+    return (_type if _is_class(owner) else types.ModuleType).__getattribute__(owner, "__dict__")
+
+
+def _counts(value: Any) -> bool:
+    return _callable(value) or _type(value) in _DESCRIPTORS
+
+
+def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
+    """Return (module or class, name, original) for each function, class or module that is another one now."""
+    found = []
+    for owner, old in was:
+        now = _names(owner)
+        if _len(now) == _len(old) and _all(_map(_is, now.values(), old.values())):
+            continue
+        for name, value in old.items():
+            other = now.get(name, _NEW)
+            if other is value or not _counts(value) or _by_torch(other, value):
+                continue
+            if (owner, name) != _SET_WITH_THE_DTYPE:
+                found.append((owner, name, value))
+        if _is_class(owner):
+            added = [(name, value) for name, value in now.items() if name not in old]
+            found += [(owner, name, _NEW) for name, value in added if _counts(value) and not _by_torch(value)]
+    return found
+
+
+def _by_torch(value: Any, original: Any = None) -> bool:
+    """Tell whether torch itself did it: it wraps an optimizer's `step` when the first one is made, and more to compile."""
+    if _type(value) is not types.FunctionType or not value.__code__.co_filename.startswith(_TORCH):
+        return False
+    return original is None or value.__dict__.get("__wrapped__") is original
+
+
+def _put_back(was: Snapshot) -> None:
+    for owner, name, value in replaced(was):
+        kind: Any = _type if _is_class(owner) else types.ModuleType
+        if value is _NEW:
+            kind.__delattr__(owner, name)
+        else:
+            kind.__setattr__(owner, name, value)
+
+
+def _tell(was: Snapshot, found: list[tuple[Any, str, Any]]) -> str:
+    return (
+        f"your code replaces {listed({f'{owner.__name__}.{name}' for owner, name, _ in found})} for the whole notebook, so later "
+        "cells would run yours. Give your function a name of its own and leave the original as it is"
+    )
+
+
+PATCHED = Item(snapshot, _put_back, _tell, find=replaced)

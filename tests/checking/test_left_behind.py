@@ -1,0 +1,622 @@
+"""What an answer can leave behind unnoticed: each is seen (by what it does to later code), told once, and put back."""
+
+import builtins
+import contextlib
+import decimal
+import functools
+import gc
+import io
+import locale
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_course.checking.sandbox import sandbox
+
+KEPT: list[Any] = []
+FAULT, NOTE = "leaks", "remarks"
+
+
+def enter(manager: Any) -> None:
+    manager.__enter__()
+    KEPT.append(manager)
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Counting(TorchDispatchMode):
+    seen = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Counting.seen += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counts() -> int:
+    before = Counting.seen
+    torch.zeros(1)
+    return Counting.seen - before
+
+
+def hook_runs() -> list[int]:
+    ran: list[int] = []
+    KEPT[:] = [ran]
+    nn.Identity()(torch.ones(1))
+    return list(ran)
+
+
+def note_hook(*_: Any) -> None:
+    KEPT[0].append(1)
+
+
+def saved_is_packed() -> bool:
+    x = torch.full((1,), 2.0, requires_grad=True)
+    y = x * x
+    y.backward()
+    assert x.grad is not None
+    return bool(x.grad.item() != 4.0)
+
+
+def half_of_smallest() -> float:
+    return float((torch.full((1,), torch.finfo(torch.float32).tiny) * 0.5).item())
+
+
+def backend(name: str) -> Callable[[], Any]:
+    owner, _, flag = name.rpartition(".")
+    return lambda: getattr(functools.reduce(getattr, owner.split("."), torch.backends), flag)
+
+
+def set_backend(name: str, value: Any) -> Callable[[], None]:
+    owner, _, flag = name.rpartition(".")
+    return lambda: setattr(functools.reduce(getattr, owner.split("."), torch.backends), flag, value)
+
+
+def replace(owner: Any, name: str, value: Any = None) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value or (lambda *_, **__: "mine"))
+
+
+def said(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        return type(error)
+
+
+def all_precisions() -> list[Any]:
+    names = "matmul", "conv", "rnn"
+    found = [said(torch.get_float32_matmul_precision), said(backend("cudnn.allow_tf32"))]
+    found += [said(backend(f"mkldnn.{name}.fp32_precision")) for name in names]
+    return [*found, said(backend("cuda.matmul.fp32_precision")), said(backend("cudnn.conv.fp32_precision"))]
+
+
+def other_folder() -> None:
+    os.chdir("/")
+
+
+TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
+    "function mode": (lambda: enter(Doubling()), torch._C._len_torch_function_stack, "`Doubling` on", FAULT),
+    "function mode over a device": (
+        lambda: (torch.set_default_device("meta"), enter(Doubling())),
+        lambda: (torch._C._len_torch_function_stack(), torch.empty(1).device.type),
+        "`Doubling` on",
+        FAULT,
+    ),
+    "dispatch mode": (lambda: enter(Counting()), counts, "`Counting` on", FAULT),
+    "fake tensors": (
+        lambda: enter(FakeTensorMode()),
+        lambda: type(torch.ones(1)).__name__,
+        "`FakeTensorMode` on",
+        FAULT,
+    ),
+    "fake tensors, twice": (
+        lambda: (enter(FakeTensorMode()), enter(FakeTensorMode())),
+        lambda: (type(torch.ones(1)).__name__, torch._C._only_lift_cpu_tensors()),
+        "`FakeTensorMode` on",
+        FAULT,
+    ),
+    "forward hook": (lambda: nn.modules.module.register_module_forward_hook(note_hook), hook_runs, "a hook", FAULT),
+    "forward pre-hook": (
+        lambda: nn.modules.module.register_module_forward_pre_hook(note_hook),
+        hook_runs,
+        "a hook",
+        FAULT,
+    ),
+    "hook for backward": (
+        lambda: nn.modules.module.register_module_full_backward_hook(note_hook),
+        lambda: len(nn.modules.module._global_backward_hooks),
+        "a hook",
+        FAULT,
+    ),
+    "optimizer hook": (
+        lambda: register_optimizer_step_post_hook(note_hook),
+        lambda: len(_global_optimizer_post_hooks),
+        "a hook",
+        FAULT,
+    ),
+    "flush": (lambda: torch.set_flush_denormal(True), half_of_smallest, "replacing subnormal numbers by zero", FAULT),
+    "anomaly": (
+        lambda: torch.autograd.set_detect_anomaly(True),
+        torch.is_anomaly_enabled,
+        "anomaly detection on",
+        NOTE,
+    ),
+    "torch printing": (
+        lambda: torch.set_printoptions(precision=2, sci_mode=True),
+        lambda: repr(torch.ones(1) / 3),
+        "how torch prints",
+        NOTE,
+    ),
+    "always warns": (lambda: torch.set_warn_always(True), torch.is_warn_always_enabled, "repeats a warning", NOTE),
+    "fill memory": (
+        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        "deterministic",
+        NOTE,
+    ),
+    "F.softmax": (
+        replace(nn.functional, "softmax"),
+        lambda: nn.functional.softmax(torch.ones(1), 0),
+        "replaces `torch.nn.functional.softmax`",
+        FAULT,
+    ),
+    "F.softmax by another of torch": (
+        replace(nn.functional, "softmax", nn.functional.log_softmax),
+        lambda: nn.functional.softmax(torch.ones(2), 0).tolist(),
+        "replaces `torch.nn.functional.softmax`",
+        FAULT,
+    ),
+    "torch.mm": (
+        replace(torch, "mm"),
+        lambda: str(torch.mm(torch.ones(1, 1), torch.ones(1, 1))),
+        "replaces `torch.mm`",
+        FAULT,
+    ),
+    "Tensor.sum": (replace(torch.Tensor, "sum"), lambda: str(torch.ones(1).sum()), "replaces `Tensor.sum`", FAULT),
+    "Tensor.backward": (
+        replace(torch.Tensor, "backward"),
+        lambda: torch.Tensor.backward.__code__,
+        "replaces `Tensor.backward`",
+        FAULT,
+    ),
+    "Linear.forward": (
+        replace(nn.Linear, "forward"),
+        lambda: type(nn.Linear(1, 1)(torch.zeros(1))),
+        "replaces `Linear.forward`",
+        FAULT,
+    ),
+    "Linear.__call__": (
+        replace(nn.Linear, "__call__"),
+        lambda: "__call__" in vars(nn.Linear),
+        "replaces `Linear.__call__`",
+        FAULT,
+    ),
+    "GradScaler.step": (
+        replace(torch.amp.GradScaler, "step"),
+        lambda: torch.amp.GradScaler.step.__code__,
+        "replaces `GradScaler.step`",
+        FAULT,
+    ),
+    "torch.amp.GradScaler": (
+        replace(torch.amp, "GradScaler"),
+        lambda: torch.amp.GradScaler.__name__,
+        "replaces `torch.amp.GradScaler`",
+        FAULT,
+    ),
+    "torch.autocast": (replace(torch, "autocast"), lambda: torch.autocast.__name__, "replaces `torch.autocast`", FAULT),
+    "SGD.step": (replace(torch.optim.SGD, "step"), lambda: torch.optim.SGD.step.__code__, "replaces `SGD.step`", FAULT),
+    "deleted": (lambda: delattr(torch, "matmul"), lambda: hasattr(torch, "matmul"), "replaces `torch.matmul`", FAULT),
+    "print": (replace(builtins, "print"), lambda: print("", end=""), "replaces `builtins.print`", FAULT),
+    "isinstance": (
+        replace(builtins, "isinstance", lambda *_: True),
+        lambda: isinstance(1, str),
+        "replaces `builtins.isinstance`",
+        FAULT,
+    ),
+    "map and all": (
+        lambda: (
+            replace(builtins, "map")(),
+            replace(builtins, "all")(),
+            replace(builtins, "zip")(),
+            replace(builtins, "len")(),
+        ),
+        lambda: (str(all([0])), len([1])),
+        "replaces `builtins.all`, `builtins.len`, `builtins.map` and 1 more",
+        FAULT,
+    ),
+    "np.matmul": (replace(np, "matmul"), lambda: str(np.matmul([1], [1])), "replaces `numpy.matmul`", FAULT),
+    "of the course": (
+        replace(sys.modules["amp_course.checking.blank"], "is_blank"),
+        lambda: str(sys.modules["amp_course.checking.blank"].is_blank(1)),
+        "replaces `amp_course.checking.blank.is_blank`",
+        FAULT,
+    ),
+    "benchmark": (
+        set_backend("cudnn.benchmark", True),
+        backend("cudnn.benchmark"),
+        "`torch.backends.cudnn.benchmark`",
+        NOTE,
+    ),
+    "cudnn off": (
+        set_backend("cudnn.enabled", False),
+        backend("cudnn.enabled"),
+        "`torch.backends.cudnn.enabled`",
+        NOTE,
+    ),
+    "mkldnn off": (
+        lambda: torch.backends.mkldnn.set_flags(False),
+        lambda: torch._C._get_mkldnn_enabled(),
+        "`torch.backends.mkldnn.enabled`",
+        NOTE,
+    ),
+    "reduction": (
+        set_backend("cuda.matmul.allow_fp16_reduced_precision_reduction", False),
+        backend("cuda.matmul.allow_fp16_reduced_precision_reduction"),
+        "allow_fp16_reduced_precision_reduction",
+        NOTE,
+    ),
+    "sdp": (
+        lambda: torch.backends.cuda.enable_math_sdp(False),
+        torch.backends.cuda.math_sdp_enabled,
+        "math_sdp_enabled",
+        NOTE,
+    ),
+    "fast path": (
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+        torch.backends.mha.get_fastpath_enabled,
+        "mha.get_fastpath_enabled",
+        NOTE,
+    ),
+    "tf32, oldest name": (
+        set_backend("cuda.matmul.allow_tf32", True),
+        all_precisions,
+        "matmul precision; it is “highest” again",
+        NOTE,
+    ),
+    "tf32 of cudnn": (set_backend("cudnn.allow_tf32", False), all_precisions, "precision of float32 matmuls", NOTE),
+    "matmul precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        all_precisions,
+        "matmul precision; it is",
+        NOTE,
+    ),
+}
+
+if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+    TORCH["saved tensors"] = (
+        lambda: enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x * 3, lambda x: x)),
+        saved_is_packed,
+        "hooks for saved tensors on",
+        FAULT,
+    )
+    TORCH["saved tensors, twice"] = (
+        lambda: [enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x * 3)) for _ in range(2)],
+        saved_is_packed,
+        "hooks for saved tensors on",
+        FAULT,
+    )
+TORCH["saved tensors forbidden"] = (
+    lambda: enter(torch.autograd.graph.disable_saved_tensors_hooks("no")),
+    torch._C._autograd._saved_tensors_hooks_is_enabled,
+    "hooks for saved tensors on",
+    FAULT,
+)
+if hasattr(torch._C, "_get_fp32_precision_getter"):
+    for _name, _value in {
+        "mkldnn.matmul.fp32_precision": "bf16", "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "ieee",
+        "cudnn.fp32_precision": "ieee", "mkldnn.fp32_precision": "tf32", "fp32_precision": "tf32",
+    }.items():  # fmt: skip
+        _set = set_backend(_name, _value) if "." in _name else lambda: setattr(torch.backends, "fp32_precision", "tf32")
+        TORCH[_name] = (_set, all_precisions, "float32 matmul", NOTE)
+
+PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
+    "stdout": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: type(sys.stdout), "`sys.stdout`", NOTE),
+    "stderr": (lambda: setattr(sys, "stderr", io.StringIO()), lambda: type(sys.stderr), "`sys.stderr`", NOTE),
+    "showwarning": (
+        lambda: setattr(warnings, "showwarning", lambda *_, **__: None),
+        lambda: warnings.showwarning,
+        "replaces `warnings.showwarning`",
+        FAULT,
+    ),
+    "folder": (other_folder, os.getcwd, "working directory; it is", NOTE),
+    "environment": (
+        lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
+        lambda: (os.environ.get("MINE"), subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout),
+        "environment variable `MINE` and `PATH`",
+        NOTE,
+    ),
+    "np.seterr": (
+        lambda: np.seterr(over="raise"),
+        lambda: said(lambda: np.float32(3e38) * np.float32(10)),
+        "NumPy's settings",
+        NOTE,
+    ),
+    "np printing": (lambda: np.set_printoptions(precision=2), lambda: repr(np.ones(1) / 3), "NumPy's settings", NOTE),
+    "rcParams": (
+        lambda: matplotlib.rcParams.update({"font.size": 33}),
+        lambda: matplotlib.rcParams["font.size"],
+        "`font.size`",
+        NOTE,
+    ),
+    "recursion": (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit, "recursion limit to 5000", NOTE),
+    "gc": (gc.disable, gc.isenabled, "garbage collector", NOTE),
+    "gc threshold": (lambda: gc.set_threshold(1), gc.get_threshold, "garbage collector", NOTE),
+    "Ctrl-C": (
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.getsignal(signal.SIGINT),
+        "Ctrl-C",
+        NOTE,
+    ),
+    "excepthook": (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook, "reports errors", NOTE),
+    "profile": (lambda: sys.setprofile(lambda *_: None), sys.getprofile, "`sys.setprofile`", FAULT),
+    "trace": (lambda: sys.settrace(lambda *_: None), sys.gettrace, "`sys.settrace`", FAULT),
+    "path": (lambda: sys.path.insert(0, "/mine"), lambda: list(sys.path), "where Python looks for modules", NOTE),
+    "module gone": (
+        lambda: sys.modules.pop("torch.optim"),
+        lambda: "torch.optim" in sys.modules,
+        "`torch.optim`",
+        NOTE,
+    ),
+    "module replaced": (
+        lambda: sys.modules.update({"torch.amp": sys}),
+        lambda: sys.modules["torch.amp"].__name__,
+        "`torch.amp`",
+        NOTE,
+    ),
+    "decimal": (
+        lambda: setattr(decimal.getcontext(), "prec", 3),
+        lambda: str(decimal.Decimal(1) / 3),
+        "`decimal`",
+        NOTE,
+    ),
+    "logging": (
+        lambda: logging.disable(logging.CRITICAL),
+        lambda: logging.getLogger("x").isEnabledFor(40),
+        "`logging`",
+        NOTE,
+    ),
+    "logging handler": (
+        lambda: logging.root.addHandler(logging.NullHandler()),
+        lambda: len(logging.root.handlers),
+        "`logging`",
+        NOTE,
+    ),
+    "locale": (
+        lambda: locale.setlocale(locale.LC_ALL, "C"),
+        lambda: locale.setlocale(locale.LC_ALL),
+        "the locale",
+        NOTE,
+    ),
+}
+EVERYTHING = TORCH | PYTHON
+
+
+@pytest.fixture
+def other_locale() -> Iterator[None]:
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    except locale.Error:
+        pytest.skip("this system has one locale only")
+    yield
+    locale.setlocale(locale.LC_ALL, before)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_is_seen_told_and_undone(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "locale":
+        request.getfixturevalue("other_locale")
+    if name == "trace" and sys.gettrace():
+        pytest.skip("a debugger or a coverage run is tracing")
+    change, probe, words, kind = EVERYTHING[name]
+    before = probe()
+    with sandbox() as left:
+        change()
+        during = None if name in ("profile", "trace") else probe()
+    assert name in ("profile", "trace") or during != before, "the change does nothing here, so this test shows nothing"
+    told = {FAULT: left.leaks, NOTE: left.remarks}
+    assert words in " / ".join(told.pop(kind)), left
+    allowed = {"function mode over a device": 2}.get(name, 1)
+    assert len(left.leaks) + len(left.remarks) == allowed, left
+    after = probe()
+    assert after == before
+    with sandbox() as left:
+        probe()
+    assert left.leaks == left.remarks == []
+
+
+def test_every_sentence_names_a_cause_or_a_cure_and_ends_well() -> None:
+    for change, _, _, kind in EVERYTHING.values():
+        with sandbox() as left:
+            change()
+        for sentence in left.leaks:  # continues "Not yet, because …", and others may follow it
+            assert sentence.startswith("your code ") and not sentence.endswith(".") and ". " in sentence + ". ", (
+                sentence
+            )
+        for sentence in left.remarks:
+            assert sentence.startswith("your code ") and sentence.endswith("."), sentence
+        assert left.leaks or kind == NOTE
+
+
+def test_all_of_it_at_once() -> None:
+    changes = [
+        change for name, (change, *_) in EVERYTHING.items() if name not in ("profile", "trace", "isinstance", "locale")
+    ]
+    before = [probe() for _, probe, *_ in EVERYTHING.values()]
+    with sandbox():
+        for change in changes:
+            with contextlib.suppress(Exception):  # some cannot work any more after others
+                change()
+    assert [probe() for _, probe, *_ in EVERYTHING.values()] == before
+
+
+# --- what cannot be put back -----------------------------------------------------------------------------------
+def test_a_thread_that_goes_on_is_named() -> None:
+    stop = threading.Event()
+    with sandbox() as left:
+        threading.Thread(target=stop.wait, name="my worker", daemon=True).start()
+        quick = threading.Thread(target=lambda: time.sleep(0.001))
+        quick.start()
+    stop.set()
+    assert left.leaks == [] and len(left.remarks) == 1
+    assert "left the thread `my worker` running" in left.remarks[0] and "restart the kernel" in left.remarks[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_process_that_goes_on_is_named() -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), name="my child", daemon=True)
+    with sandbox() as left:
+        child.start()
+    child.kill()
+    child.join()
+    assert len(left.remarks) == 1 and "left the process `my child` running" in left.remarks[0]
+
+
+def test_closed_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with sandbox() as left:
+        sys.stdout.close()
+    assert left.remarks == ["your code closed `sys.stdout`: restart the kernel to see output again."]
+
+
+def test_what_refuses_to_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    with sandbox() as left:
+        os.chdir(tmp_path)
+        gone.rmdir()
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() == torch.float32
+    assert "It could not be put back (FileNotFoundError): restart the kernel." in left.remarks[0]
+
+
+# --- what is not the answer's doing ----------------------------------------------------------------------------
+def trains() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        optimizer = kind([weight], lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        weight.sum().backward()
+        optimizer.step()
+
+
+class MySGD(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize("harmless", [
+    trains,
+    lambda: MySGD([nn.Parameter(torch.ones(1))], lr=0.1),
+    lambda: torch.utils.checkpoint.checkpoint(nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False).sum().backward(),
+    lambda: random.random() + np.random.rand() + torch.rand(1).item(),
+    lambda: repr(torch.ones(3)),
+    lambda: setattr(builtins, "my_own_name", 1),
+    lambda: exec("import colorsys; colorsys.mine = 1"),
+])  # fmt: skip
+def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
+    with sandbox() as left:
+        harmless()
+    assert left.leaks == left.remarks == []
+
+
+def test_the_first_optimizer_of_a_process_is_not_accused() -> None:
+    """PyTorch wraps the `step` of each optimizer's class when the first is made."""
+    code = """
+import torch
+from amp_course.checking.sandbox import sandbox
+from amp_course.checking.warmup import load_lazy_modules
+load_lazy_modules()
+class Mine(torch.optim.SGD):
+    pass
+with sandbox() as left:
+    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam, Mine):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = kind([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+print(left.leaks, left.remarks)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[] []\n", done.stderr
+
+
+def test_a_replaced_function_whose_comparison_never_ends() -> None:
+    class Sticky:
+        def __eq__(self, other: object) -> bool:
+            while True:
+                pass
+
+        __hash__ = object.__hash__
+        __call__ = __eq__
+
+        @property
+        def __class__(self) -> Any:
+            while True:
+                pass
+
+    with sandbox() as left:
+        nn.functional.relu = Sticky()
+    assert nn.functional.relu(torch.ones(1)) == 1 and len(left.leaks) == 1
+
+
+class Clinging:
+    """An object that does not let go: its `__del__` never returns."""
+
+    def __call__(self, *_: Any) -> None: ...
+
+    def __del__(self) -> None:
+        while True:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_object_that_will_not_die_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_course.checking.sandbox._SECONDS", 0.2)
+    with sandbox() as left:
+        nn.modules.module.register_module_forward_hook(Clinging())
+        torch.set_default_dtype(torch.float64)
+    assert not nn.modules.module._global_forward_hooks
+    assert torch.get_default_dtype() == torch.float32
+    assert len(left.leaks) == 2
+
+
+def test_ctrl_c_while_things_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung: list[int] = []
+    really = torch.set_default_dtype
+
+    def interrupted(dtype: Any) -> None:
+        if not rung:
+            rung.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        really(dtype)
+
+    item = next(item for item in sys.modules["amp_course.checking.sandbox"].STATE if item.put is really)
+    monkeypatch.setattr("amp_course.checking.sandbox.STATE", (type(item)(item.get, interrupted, item.tell),))
+    with pytest.raises(KeyboardInterrupt), sandbox() as left:
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() == torch.float32 and len(left.leaks) == 1
