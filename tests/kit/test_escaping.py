@@ -318,9 +318,9 @@ def test_panels_escape_the_errors_that_they_tell(name, monkeypatch):
 def test_views_escape_the_names_of_formats_recipes_and_faults():
     from amp_course.bits import FP16
     from amp_course.bits.nearest import nearest
-    from amp_course.bits.views import explorer_view, rounding_note
+    from amp_course.bits.panel_html import explorer_view, rounding_note
+    from amp_course.positions.panel_html import collision_view
     from amp_course.positions.sharing import share
-    from amp_course.positions.views import collision_view
     from amp_course.recipes.reach import Reach
     from amp_course.recipes.table import Measured
     from amp_course.recipes.views import recipe_view
