@@ -1,4 +1,4 @@
-"""Find the layer that overflows at every step, so that the scale falls to 0; and run that layer alone in float32."""
+"""Find the layer that overflows at every step and so drives the scale to 0, and run that layer alone in float32."""
 
 from __future__ import annotations
 

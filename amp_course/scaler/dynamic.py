@@ -41,7 +41,8 @@ class DynamicScaler:
     """Multiply losses by a scale that halves when a gradient overflows and doubles after a clean streak.
 
     The scale is a float32 number on the device of the first loss. With `enabled=False`, `scale` returns the loss unchanged,
-    `step` always steps, and the other methods do nothing. "cuda" without a GPU warns and is disabled, as in PyTorch.
+    `step` always steps, and the other methods do nothing. "cuda" without a GPU warns and is disabled, as in PyTorch. Also as
+    there, a scale that has fallen to 0 is fatal: gradients of 0 pass the check, and unscaling makes them 0 · inf = NaN.
 
     Raises ValueError for an `init_scale` that is not positive and finite in float32, a `growth_factor` of 1 or less, a
     `backoff_factor` outside of 0 to 1, and a `growth_interval` below 1. (PyTorch checks two of these.)
@@ -86,7 +87,7 @@ class DynamicScaler:
         )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place, and note whether one is inf or NaN."""
+        """Divide the optimizer's gradients by the scale, in place, and record whether any is inf or NaN."""
         if not self._enabled:
             return
         record = self._record_of(optimizer, "unscale_")
@@ -96,7 +97,9 @@ class DynamicScaler:
                 "divided twice. Call it once a step, and update() at the end of every step, skipped or not."
             )
         if record.stage is Stage.STEPPED:
-            raise RuntimeError("unscale_() is being called after step(), too late to matter: call it before step().")
+            raise RuntimeError(
+                "unscale_() is being called after step(), too late to have an effect: call it before step()."
+            )
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError(
@@ -115,7 +118,7 @@ class DynamicScaler:
         record.stage = Stage.UNSCALED
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Unscale if that is still to do; then return `optimizer.step(…)`, or None if a gradient overflowed."""
+        """Unscale if that has not been done; then return `optimizer.step(…)`, or None if a gradient overflowed."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
@@ -206,17 +209,21 @@ class DynamicScaler:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state of this class or of `torch.amp.GradScaler`.
+        """Continue from a state of this class or of `torch.amp.GradScaler`.
 
-        Raises RuntimeError for an empty state, ValueError for one that no scaler wrote; nothing is changed then.
+        Raises RuntimeError for an empty state, ValueError for one that no scaler wrote; in both cases nothing changes.
         """
         if not self._enabled:
             return
         if not state_dict:
-            raise RuntimeError("The state is empty: it is that of a scaler with enabled=False. Start with a new one.")
+            raise RuntimeError(
+                "The state is empty: it comes from a scaler with enabled=False. Start with a new scaler."
+            )
         missing = [name for name in self.state_dict() if name not in state_dict]
         if missing:
-            raise ValueError(f"This is no scaler's state, for it lacks {', '.join(missing)}: pass scaler.state_dict().")
+            raise ValueError(
+                f"This is not a scaler's state, because it lacks {', '.join(missing)}: pass scaler.state_dict()."
+            )
         scale, growth, backoff, interval, tracker = (state_dict[name] for name in self.state_dict())
         check_options(scale, growth, backoff, interval, tracker)
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff

@@ -1,4 +1,4 @@
-"""Refuse options of a scaler that make no sense, with what would: PyTorch looks at two of them, and trains on with the others."""
+"""Refuse options of a scaler that make no sense, and say what would. PyTorch checks two of them only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def positive(value: Any, name: str) -> float:
 
 
 def whole(value: Any, at_least: int, name: str) -> None:
-    """Raise ValueError for what is no whole number, or too small a one."""
+    """Raise ValueError for what is not a whole number, or too small a one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"{name} is {value!r}, and it counts steps: pass a whole number of at least {at_least}.")
 

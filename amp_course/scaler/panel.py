@@ -23,21 +23,21 @@ _LONG = widgets.Layout(width="40em", max_width="100%")
 
 
 class ScaleExplorer(Panel):
-    """Loss scale, format and layer by slider and menu, on gradients that a real backward pass made.
+    """Choose loss scale, format and layer by slider and menu; the gradients are from a real backward pass.
 
-    recorder: a `GradientRecorder` that has seen a backward pass of yours, without a loss scale; by default the course's GPT
-              is trained for some steps and recorded on the spot.
+    recorder: a `GradientRecorder` that has recorded a backward pass of yours, without a loss scale; by default the course's
+              GPT is trained for a few steps and recorded on the spot.
 
     `panel.exponent.value = 16` drives it in a test; `panel.sweep`, `panel.window` and `panel.histogram` are what it shows.
 
-    Raises ValueError for a recorder that has recorded nothing, TypeError for what is no recorder.
+    Raises ValueError for a recorder that has recorded nothing, TypeError for anything else.
     """
 
     def __init__(self, recorder: GradientRecorder | None = None) -> None:
         recorder = record_gpt() if recorder is None else recorder
         if not isinstance(recorder, GradientRecorder):
             raise TypeError(
-                f"this is a {type(recorder).__name__}: pass a GradientRecorder, after backward() in its `with` block."
+                f"this is a {type(recorder).__name__}: pass a GradientRecorder, after a backward() inside its `with` block."
             )
         self._recorded: dict[str, Mapping[str, Tensor]] = {"outputs": recorder.outputs, "weights": recorder.weights}
         self._sorted: dict[tuple[str, str], Gradients] = {}

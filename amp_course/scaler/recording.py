@@ -13,10 +13,10 @@ from amp_course.underflow.record import GradientRecorder
 def record_gpt(steps: int = 5, seed: int = 0) -> GradientRecorder:
     """Train the character GPT in fp32 for `steps` steps, and return a recording of one more step's gradients.
 
-    The recording's `outputs` are what flows between the layers, its `weights` what the optimizer gets; both without a loss
-    scale. The global random stream is left as it was.
+    The recording's `outputs` are what flows between the layers, its `weights` what the optimizer gets; neither has a loss
+    scale. The global random stream is left unchanged.
 
-    Raises ValueError for less than 0 steps.
+    Raises ValueError for a negative number of steps.
     """
     if steps < 0:
         raise ValueError(f"steps is {steps}: train for 0 steps or more before the recorded one.")

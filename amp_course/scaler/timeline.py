@@ -1,4 +1,4 @@
-"""Train under autocast with a scaler, and write down its scale, the loss and the skipped steps."""
+"""Train under autocast with a scaler, and record its scale, the loss and the skipped steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record_timeline(
     batches:     x of any shape the model takes, y (batch,) of classes
     overflow_at: numbers of steps, from 0, whose input is multiplied until fp16 overflows: an outlier in the data
 
-    A skip is seen by a hook of the optimizer, not guessed from the scale. Raises ValueError if there is no batch.
+    A hook on the optimizer sees a skip; it is not guessed from the scale. Raises ValueError if there is no batch.
     Example: record_timeline(model, optimizer, DynamicScaler("cpu"), batches, overflow_at={30}).skipped[30] → True
     """
     steps: list[int] = []

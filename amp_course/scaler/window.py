@@ -1,8 +1,8 @@
 """Find the loss scales that suit given gradients: large enough that few are lost, small enough that none overflows.
 
 A loss scale that is a power of two shifts every gradient by whole exponents and rounds nothing. So the sizes are sorted
-once, and any scale and format is then a matter of looking up where its zones begin: ten million gradients take as long as
-ten.
+once, and any scale and format is then a matter of looking up where its zones begin: ten million gradients take no longer
+than ten.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Gradients:
     """The sizes of some gradients, sorted.
 
     tensors: any number of tensors of any shape and floating dtype, taken together; zeros and NaN are left out, as in
-             `zone_fractions`. float32 sizes are kept as they are, float64 is rounded to float32.
+             `zone_fractions`. float32 sizes are kept unchanged, float64 is rounded to float32.
 
-    Raises TypeError for what is no float tensor, ValueError if no number but 0 and NaN is there.
+    Raises TypeError for anything but float tensors, ValueError if they hold nothing but 0 and NaN.
     Example: Gradients(torch.tensor([1e-8, 0.5])).fractions(FP16, 0)["lost"] → 0.5, and 0.0 at an exponent of 16
     """
 
@@ -57,7 +57,7 @@ class Gradients:
         self.sizes = sizes[sizes > 0].sort().values
         self.infinite = int(self.sizes.isinf().sum())
         if not len(self.sizes):
-            raise ValueError("there is no gradient other than 0 and NaN here: was backward() called before this?")
+            raise ValueError("all gradients here are 0 or NaN: was backward() called before this?")
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -400,7 +400,7 @@ MISUSES = [
         "already been called on this optimizer since the last .* update\\(\\) at the end",
     ),
     (twice("step"), RuntimeError, "step\\(\\) has already been called since the last update\\(\\): call update"),
-    (unscale_after_step, RuntimeError, "being called after step\\(\\), too late to matter"),
+    (unscale_after_step, RuntimeError, "being called after step\\(\\), too late to have an effect"),
     (step_without_gradients, AssertionError, "No inf checks were recorded for this optimizer: none of its parameters"),
     (update_with_nothing_recorded, AssertionError, "No inf checks were recorded prior to update\\(\\): call step"),
     (step_with_fp16_gradients, ValueError, "Attempting to unscale FP16 gradients, .*no model.half"),
@@ -456,7 +456,7 @@ def test_a_new_scale_that_makes_no_sense_is_refused_and_the_old_one_stays(bad):
         (
             lambda s: [s.pop(k) for k in list(s)] and s.update(param_groups=[]),
             ValueError,
-            "no scaler's state, for it lacks scale",
+            "not a scaler's state, because it lacks scale",
         ),
         (lambda s: s.update(scale=math.nan), ValueError, "scale is nan"),
         (lambda s: s.update(scale="big"), ValueError, "not a number"),

@@ -111,8 +111,11 @@ def test_a_layer_without_a_gradient_gets_a_message_and_the_view_stays():
 
 
 def test_a_page_without_a_kernel_gets_a_picture(panel):
-    bundle, _ = panel._repr_mimebundle_()
+    bundle, metadata = panel._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert re.match(
+        r"Gradients by size in fp16 at a loss scale of 2\^\d+: .* are useful\.", metadata["image/png"]["alt"]
+    )
     assert bundle["text/plain"] == "ScaleExplorer()"
     panel.format.value, panel.exponent.value = FP8_E4M3, 40
     assert panel.window is None and panel.still()
