@@ -40,7 +40,13 @@ def peers_figure(records: Sequence[dict[str, Any]]) -> Figure:
     """Draw the speed of each loop under each recipe, over the course's in fp32: a row a machine, a column a workload."""
     heights = [1.15 + 0.72 * max(len(found["recipes"]) for found in r["workloads"].values()) for r in records]
     figure, axes = new_figure(
-        8.6, sum(heights), columns=len(WORKLOADS), rows=len(records), squeeze=False, height_ratios=heights
+        8.6,
+        sum(heights),
+        columns=len(WORKLOADS),
+        rows=len(records),
+        alt="Speed of each training loop, over that of the course's in fp32, by workload and recipe.",
+        squeeze=False,
+        height_ratios=heights,
     )
     for record, row in zip(records, axes, strict=True):
         for workload, axis in zip(WORKLOADS, row, strict=True):

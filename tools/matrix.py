@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], prog="make test-matrix")
     parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
     parser.add_argument("--only", nargs="+", metavar="CELL", help="run these cells")
-    parser.add_argument("--parts", nargs="+", default=PARTS, metavar="PART", help="parts of `make test`, or pytest paths")
+    parser.add_argument(
+        "--parts", nargs="+", default=PARTS, metavar="PART", help="parts of `make test`, or pytest paths"
+    )
     parser.add_argument("--torch-index", default="", help="the package index with the CPU build of torch")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="make the environments here and keep them")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")

@@ -138,7 +138,7 @@ def image_html(figure: Figure) -> str:
 
 
 def new_figure(
-    width: float, height: float, columns: int = 1, rows: int = 1, dots: int = _DOTS, alt: str = "", **options: Any
+    width: float, height: float, columns: int = 1, rows: int = 1, *, alt: str, dots: int = _DOTS, **options: Any
 ) -> tuple[Figure, Any]:
     """Return a white Figure of width × height inches, and its axes (as `Figure.subplots` gives them).
 

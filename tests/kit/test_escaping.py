@@ -184,7 +184,7 @@ def test_tables_pictures_and_figures_escape():
 @pytest.mark.parametrize("text", ["$", "$x_1$", r"$\frac{$", "a $b$ c_{d"])
 def test_a_dollar_in_a_figure_is_a_dollar(text):
     def drawn(words, **options):
-        figure, axis = new_figure(3, 1)
+        figure, axis = new_figure(3, 1, alt="A line.")
         axis.text(0.1, 0.5, words, **options)
         return png(figure)
 
@@ -194,7 +194,7 @@ def test_a_dollar_in_a_figure_is_a_dollar(text):
 def test_the_powers_on_a_logarithmic_axis_are_still_powers():
     def drawn(parse_math):
         with rc_context({"text.parse_math": parse_math}):
-            figure, axis = new_figure(3, 1)
+            figure, axis = new_figure(3, 1, alt="A line.")
             axis.plot([1, 2], [2, 2**20])
             axis.set_yscale("log", base=2)
             return png(figure)
