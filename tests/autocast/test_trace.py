@@ -493,13 +493,8 @@ def test_a_model_that_cannot_be_copied_says_why():
         moved_copy(Holds(), ((), {}), "cpu", fake=False)
 
 
-def test_scripted_models_and_torch_func_are_traced():
-    class Mapped(Twice):
-        def forward(self, x):
-            return torch.func.vmap(lambda row: self.line(row))(x)
-
+def test_scripted_models_are_traced():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = torch.jit.script(SimpleNet(8))
         assert len(trace(scripted, torch.randn(2, 8)).casts()) == 7
-    assert len(trace(Mapped(), torch.randn(2, 4)).casts()) == 3
