@@ -33,6 +33,8 @@ _OPERATOR = re.compile(r"(\w+)::(\w+)")
 _FUNCTION = 0  # of a RecordFunction's scopes: what the dispatcher calls, and Python's own autograd Functions
 _CASTS = {"aten::to", "aten::_to_copy"}
 _CASTS_BY_NAME = {"aten::type_as"}  # operators that a model calls in order to cast, besides `to`
+# TorchScript writes autocast's casts into the program, as operators of their own.
+_SCRIPTED = {"aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision"}
 
 
 @dataclass(frozen=True)
@@ -121,5 +123,5 @@ def _caller(frames: list[_Frame], device_type: str) -> Caller:
     if not operators or operators[-1].name in _CASTS_BY_NAME:
         return Caller(called, "model")
     above = operators[-1]
-    by_autocast = above.calls_itself and has_autocast_kernel(above.name.split("::")[1], device_type)
-    return Caller(called, "autocast" if by_autocast else "op")
+    inserted = above.calls_itself and has_autocast_kernel(above.name.split("::")[1], device_type)
+    return Caller(called, "autocast" if inserted or above.name in _SCRIPTED else "op")

@@ -30,7 +30,8 @@ def restored(model: nn.Module) -> Iterator[None]:
             module.training = training
         with torch.no_grad():
             for module, held, values in buffers:
-                module._buffers.update(held)
+                if not isinstance(module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged
+                    module._buffers.update(held)
                 for name, value in values.items():
                     buffer = held[name]
                     if buffer is not None and not torch.equal(buffer, value):

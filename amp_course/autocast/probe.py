@@ -25,7 +25,7 @@ from amp_course.checking.values import dtype_name
 
 
 @dataclass
-class _Seen:
+class _Outcome:
     """One call: the dtype that came out (the first kernel's where no float did), its casts, or what it raised."""
 
     dtype: torch.dtype | None = None
@@ -60,7 +60,7 @@ def _float_of(result: Any, kernels: list[torch.dtype]) -> torch.dtype | None:
     return kernels[0] if kernels else None
 
 
-def _call(op: SampleCall, device_type: str, dtype: torch.dtype, given: str, on: bool) -> _Seen:
+def _call(op: SampleCall, device_type: str, dtype: torch.dtype, given: str, on: bool) -> _Outcome:
     order = iter([dtype] if given == "mixed" else [])
 
     def make(values: Tensor) -> Tensor:
@@ -72,11 +72,11 @@ def _call(op: SampleCall, device_type: str, dtype: torch.dtype, given: str, on: 
         try:
             result = op.function(*arguments, **options)
         except Exception as error:
-            return _Seen(error=str(error).strip() or type(error).__name__)
-    return _Seen(_float_of(result, kernels.dtypes), kernels.casts)
+            return _Outcome(error=str(error).strip() or type(error).__name__)
+    return _Outcome(_float_of(result, kernels.dtypes), kernels.casts)
 
 
-def _verdict(on: dict[str, _Seen], off: dict[str, _Seen], dtype: torch.dtype) -> str:
+def _verdict(on: dict[str, _Outcome], off: dict[str, _Outcome], dtype: torch.dtype) -> str:
     if on["fp32"].error:
         return "refused" if "unsafe to autocast" in on["fp32"].error else "cannot run"
     lowered = dtype in on["fp32"].casts and dtype not in off["fp32"].casts

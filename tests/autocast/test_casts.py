@@ -112,6 +112,7 @@ WAYS = {  # how a cast can come about → the call, and how many casts autocast 
     "to fp32 in C++": (lambda w, a: F.cross_entropy(a.bfloat16(), torch.arange(4)), 1),
     "a Function": (lambda w, a: Function.apply(w, a), 2),
     "island": (lambda w, a: torch.autocast("cpu", enabled=False)(lambda: a @ w.double().float())(), 0),
+    "vmap": (lambda w, a: torch.func.vmap(lambda row: row @ w)(a), 2),
     "no_grad": (lambda w, a: torch.no_grad()(lambda: a @ w)(), 2),
 }
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_course.autocast import probe_policy, trace
 from amp_course.autocast.region import check_region, is_fake, region, stage
+from amp_course.kit.models import DigitsResNet
 
 
 def state(device_type):
@@ -88,3 +90,28 @@ def test_a_device_without_autocast_is_named(device_type):
 def test_a_dtype_that_autocast_does_not_lower_to_is_refused(dtype):
     with pytest.raises(ValueError, match=r"lowers to torch\.bfloat16 or torch\.float16, and you asked for"):
         check_region("cpu", dtype)
+
+
+@needs_no_gpu
+def test_probing_and_tracing_for_a_missing_gpu_leave_torch_as_it_was():
+    """In a CUDA build without a driver, some ops ask for the driver and fail; nothing of that may stay behind."""
+
+    def switches():
+        cuda = torch.backends.cuda
+        return (
+            torch.backends.cudnn.enabled,
+            (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+            torch.cuda.is_initialized(),
+            torch.is_grad_enabled(),
+            state("cuda"),
+        )
+
+    before = switches()
+    assert probe_policy("cuda", torch.float16).having("cannot run")  # so there were failures
+    trace(DigitsResNet(4), torch.rand(2, 1, 8, 8), device_type="cuda", dtype=torch.bfloat16)
+    assert switches() == before
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert torch.nn.functional.dropout(torch.ones(2)).device.type == "cpu"
+    with torch.device("cpu"):
+        assert torch.ones(1).device.type == "cpu"

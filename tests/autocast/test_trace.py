@@ -1,6 +1,7 @@
 """`trace` against plain forward hooks under a plain `torch.autocast`; and that it leaves everything as it was."""
 
 import random
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -490,3 +491,10 @@ def test_a_model_that_cannot_be_copied_says_why():
 
     with pytest.raises(ValueError, match="register_buffer"):
         moved_copy(Holds(), ((), {}), "cpu", fake=False)
+
+
+def test_scripted_models_are_traced():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(SimpleNet(8))
+        assert len(trace(scripted, torch.randn(2, 8)).casts()) == 7
