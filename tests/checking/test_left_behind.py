@@ -524,12 +524,21 @@ def trains() -> None:
         optimizer.step()
 
 
+def saves_and_restores_precisions() -> None:
+    matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = conv
+
+
 class MySGD(torch.optim.SGD):
     pass
 
 
 @pytest.mark.parametrize("harmless", [
     trains,
+        saves_and_restores_precisions,
     lambda: MySGD([nn.Parameter(torch.ones(1))], lr=0.1),
     lambda: torch.utils.checkpoint.checkpoint(nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False).sum().backward(),
     lambda: random.random() + np.random.rand() + torch.rand(1).item(),

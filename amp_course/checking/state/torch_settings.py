@@ -90,6 +90,14 @@ def _set_precisions(was: dict[Any, Any]) -> None:
             torch._C._set_fp32_precision_setter(*pair, was[pair])
 
 
+def _changed_precisions(was: dict[Any, Any]) -> dict[Any, Any] | None:
+    now = _precisions()
+    changed = [name for name in was if now[name] != was[name]]
+    # Who saves and restores by the older names leaves "ieee" where there was "none", which means the same for one op.
+    alike = [name for name in changed if "all" not in name and {now[name], was[name]} == {"none", "ieee"}]
+    return None if changed == alike else now
+
+
 def _deterministic() -> tuple[Any, ...]:
     return torch.get_deterministic_debug_mode(), getattr(torch.utils.deterministic, _FILL)
 
@@ -139,6 +147,7 @@ TORCH_SETTINGS = (
             else "your code changed the precision of float32 matmuls or convolutions; that is put back."
         ),
         fault=False,
+        find=_changed_precisions,
     ),
     Item(
         _backends,
