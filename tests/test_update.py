@@ -331,6 +331,26 @@ def test_a_kill_at_any_moment_is_finished_by_the_next_run(course: Course) -> Non
         assert set(mine.values()) <= set(kept_and_present(course)), f"kill {kill}"
 
 
+@pytest.mark.parametrize("transaction", [1, 3], ids=["fetch", "merge"])
+def test_the_locks_that_a_killed_git_left_are_removed(course: Course, transaction: int) -> None:
+    """git calls this hook of its own while it holds the locks on its references; here it ends everything the n-th time."""
+    mine = read_everything(course)
+    course.publish_version_2()
+    hook, count = course.clone / ".git/hooks/reference-transaction", course.clone / ".git/count"
+    hook.write_text(f'#!/bin/sh\necho >> "{count}"\n[ $(wc -l < "{count}") != {transaction} ] || kill -9 0\n')
+    hook.chmod(0o755)
+    killed = subprocess.run(course.command, env=course.environment(), start_new_session=True, capture_output=True)
+    left = [*(course.clone / ".git").rglob("*.lock")]
+    assert killed.returncode == -signal.SIGKILL and left
+    hook.unlink()
+    for path in [course.work / ".update-unfinished", *left]:
+        os.utime(path, (time.time() - 60,) * 2)
+    done = course.update()
+    assert done.returncode == 0, done.stderr
+    assert "The last update was interrupted; this one finishes it." in done.stdout
+    assert course.is_version_2() and course.kept() == mine
+
+
 def test_two_at_once(course: Course) -> None:
     mine = read_everything(course)
     course.publish_version_2()
