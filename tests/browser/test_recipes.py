@@ -15,16 +15,16 @@ def test_recipe_explorer_answers(lab, page, portray):
     panel = cell_with(page, "RecipeExplorer()")
     verdict = panel.locator('[role="status"]').last
     bars = panel.get_by_role("img")
-    measured = panel.get_by_label("measured")
+    measured = panel.get_by_label("measured", exact=True)
     expect(verdict).to_contain_text("O2 with Adam keeps 16.0 bytes for each parameter, fp32 16.0")
     expect(bars).to_have_attribute("aria-label", "bytes for each parameter: O2 16.0; fp32 16.0")
     expect(measured).to_contain_text("dynamic, 65,536")
 
     # Without master weights Adam divides by nothing; bf16 saves it.
-    choose_next(page, panel.get_by_label("master weights"))
+    choose_next(page, panel.get_by_label("master weights", exact=True))
     expect(verdict).to_contain_text("this training is over")
     expect(bars).to_have_attribute("aria-label", re.compile(r"O2 8\.\d; fp32 16\.0"))
-    panel.get_by_label("dtype").select_option("bf16")
+    panel.get_by_label("dtype", exact=True).select_option("bf16")
     expect(verdict).to_contain_text(re.compile(r"The first step changed \d"))
 
     # The next recipe, by keyboard; it has none of these options but the ones that stay enabled.
@@ -46,7 +46,7 @@ def test_recipe_explorer_answers(lab, page, portray):
     expect(verdict).to_contain_text(re.compile(r"changed 9\d\.\d %"))
 
     # Another net and another size.
-    panel.get_by_label("a model of").select_option("7 billion")
+    panel.get_by_label("a model of", exact=True).select_option("7 billion")
     expect(measured).to_contain_text("26.1 GiB")  # 4 bytes each
     panel.get_by_label("recipe", exact=True).select_option("O2")
     panel.get_by_label("net", exact=True).select_option("CharGPT")

@@ -30,16 +30,16 @@ def test_scale_explorer_answers(lab, page, portray):
     expect(panel.get_by_text("is too small")).to_be_visible()
 
     # Another format, by keyboard. bf16 needs no scale.
-    choose_next(page, panel.get_by_label("format"))
+    choose_next(page, panel.get_by_label("format", exact=True))
     expect(panel.get_by_text("is useful")).to_be_visible()
     expect(status).to_contain_text("normal 100.0 %")
 
     # One layer, and what the optimizer gets of it.
-    panel.get_by_label("format").select_option("fp16")
+    panel.get_by_label("format", exact=True).select_option("fp16")
     panel.get_by_label("layer", exact=True).select_option("blocks.1.qkv")
-    panel.get_by_label("gradients of").select_option("weights")
+    panel.get_by_label("gradients of", exact=True).select_option("weights")
     expect(panel.get_by_label("layer", exact=True)).to_have_value("blocks.1.qkv")
-    panel.get_by_label("gradients of").select_option("layers' outputs")
+    panel.get_by_label("gradients of", exact=True).select_option("layers' outputs")
     panel.get_by_label("layer", exact=True).select_option("all layers")
     press(page, slider, "Home", *["ArrowRight"] * 26)
     expect(panel.get_by_text("is useful")).to_be_visible()
