@@ -38,8 +38,8 @@ FAULTS: dict[str, tuple[str, str]] = {
         "Call `scaler.scale(loss).backward()` (without a scaler `loss.backward()`) for every batch",
     ),
     "backward-in-autocast": (
-        "`backward()` ran inside the autocast region. Backward ops take the dtype of their forward op by themselves; "
-        "PyTorch advises against the region there",
+        "`backward()` ran inside the autocast region. Most backward ops take the dtype of "
+        "their forward op either way, but those of an fp32 island then run in 16 bits (pytorch#105682, pytorch#125186)",
         "End the `with torch.autocast(…)` block after the loss, before `backward()`",
     ),
     "autocast-left-open": (

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amp_course.patterns.nested import copied, first_difference
+
 Batch = tuple[Tensor, Tensor]
 _INTERVAL = 4  # the scaler grows after so many clean steps: a streak that is lost shows itself soon
 
@@ -47,9 +49,9 @@ class World:
     def parts(self) -> dict[str, Any]:
         """Return copies of the states: model, optimizer, scheduler, scaler (None without one), rng."""
         return {
-            "model": _copied(self.model.state_dict()),
-            "optimizer": _copied(self.optimizer.state_dict()),
-            "scheduler": _copied(self.scheduler.state_dict()),
+            "model": copied(self.model.state_dict()),
+            "optimizer": copied(self.optimizer.state_dict()),
+            "scheduler": copied(self.scheduler.state_dict()),
             "scaler": None if self.scaler is None else dict(self.scaler.state_dict()),
             "rng": torch.get_rng_state(),
         }
@@ -63,28 +65,10 @@ def drawn_batches(generator: torch.Generator, count: int) -> list[Batch]:
 
 
 def equal(some: Any, other: Any) -> bool:
-    """Tell whether two states are equal to the last bit, NaN being like NaN, through all tables and lists."""
-    if isinstance(some, Tensor) or isinstance(other, Tensor):
-        if not isinstance(some, Tensor) or not isinstance(other, Tensor):
-            return False
-        alike = some.dtype == other.dtype and some.shape == other.shape
-        return alike and torch.allclose(some, other, rtol=0.0, atol=0.0, equal_nan=True)
-    if isinstance(some, dict):
-        return isinstance(other, dict) and some.keys() == other.keys() and all(equal(some[k], other[k]) for k in some)
-    if isinstance(some, (list, tuple)):
-        same_length = isinstance(other, (list, tuple)) and len(some) == len(other)
-        return same_length and all(equal(a, b) for a, b in zip(some, other, strict=True))
-    return bool(some == other)
+    """Tell whether two states are equal to the last bit, NaN being like NaN."""
+    return first_difference(some, other) is None
 
 
 def differences(got: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
     """Name the parts of a training that are not equal: "model", "optimizer", …"""
     return (part for part, value in want.items() if not equal(got[part], value))
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, (list, tuple)) else state
