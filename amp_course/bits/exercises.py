@@ -123,7 +123,7 @@ round_bf16 = Exercise(
         "Cutting always goes towards zero. Where does the nearest value lie on the other side?",
         "Add before you cut: what has to be added to the bits so that more than half a step carries into the upper "
         "16, and less does not? A tie then needs one more where the upper half is odd.",
-        "`bits + 0x7FFF + ((bits >> 16) & 1)`, then shift as before. The carry of overflow gives inf by itself, and "
+        "`bits + 0x7FFF + ((bits >> 16) & 1)`, then shift as before. On overflow the carry already gives inf; it "
         "damages NaN: `torch.where(x.isnan(), torch.nan, rounded)`.",
     ),
     judge=cutting.judge,

@@ -26,9 +26,9 @@ def solution_code(chapter: str, name: str) -> str:
         cells = json.loads(book.read_text(encoding="utf-8"))["cells"]
         found = [cell["source"] for cell in cells if f"answer-{name}" in cell["metadata"].get("tags", [])]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LookupError(f"{book} is damaged: fetch the course's solutions/ anew") from None
+        raise LookupError(f"{book} is damaged: fetch the course's solutions/ again") from None
     if not found:
-        raise LookupError(f"{book} holds no cell with the tag answer-{name}: fetch the course's solutions/ anew")
+        raise LookupError(f"{book} holds no cell with the tag answer-{name}: fetch the course's solutions/ again")
     return _answer("".join(found[0]).split("\n"), name)
 
 
@@ -55,6 +55,6 @@ def _notebook(chapter: str) -> Path:
     found = sorted((course_root() / "solutions").glob(f"[0-9][0-9]_{chapter}.ipynb"))
     if not found:
         raise FileNotFoundError(
-            f"there is no solutions/…_{chapter}.ipynb in {course_root()}: fetch the course's folder anew"
+            f"there is no solutions/…_{chapter}.ipynb in {course_root()}: fetch the course's folder again"
         )
     return found[0]

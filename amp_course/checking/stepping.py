@@ -55,9 +55,8 @@ def _about_autocast(notes: Notes, dtype: torch.dtype) -> None:
         )
     if any(notes.backward_in_autocast):
         raise Wrong(
-            "`backward()` ran inside of the autocast region. Backward ops run in the dtype of their forward op by "
-            "themselves; PyTorch advises against the region there, and a cast made twice can change gradients. End the "
-            "`with` block before `backward()`"
+            "`backward()` ran inside the autocast region. There autocast casts the ops of the backward pass as well, which "
+            "can change gradients; PyTorch advises against it. End the `with` block before `backward()`"
         )
 
 

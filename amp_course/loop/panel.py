@@ -13,7 +13,7 @@ from amp_course.kit.dtypes import DtypeSupport, dtype_support
 from amp_course.kit.hardware import pick_device
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.panel import WIDE, Panel
-from amp_course.kit.style import png
+from amp_course.kit.style import image_html
 from amp_course.loop.figures import speed_up_figure
 from amp_course.loop.recipe import FP32, RECIPES, recipes_for
 from amp_course.loop.train import RunRecord, join
@@ -92,8 +92,7 @@ class StepExplorer(Panel):
         self.measure.on_click(lambda _: self._measure())
         self.clear.on_click(lambda _: self._clear())
         buttons = widgets.HBox([self.measure, self.clear], layout=widgets.Layout(margin="4px 0 0 8em"))
-        image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%", width="720px", display="none"))
-        image.add_class("amp-course-view")
+        image = widgets.HTML(layout=widgets.Layout(display="none"))
         super().__init__(
             f"One training step of SimpleNet on {self.device.type.upper()}: what does AMP buy at this size?",
             [self.width, self.batch, self.recipe, buttons],
@@ -138,7 +137,7 @@ class StepExplorer(Panel):
         self.view.layout.display = "none"
 
     def _redraw(self) -> None:
-        self.view.value = png(self.still())
+        self.view.value = image_html(self.still())
         self.view.layout.display = ""
 
     def still(self) -> Figure:

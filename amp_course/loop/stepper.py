@@ -156,7 +156,7 @@ class Stepper:
         if self.scaler is not None and state_dict.get("scaler") is None:
             raise ValueError(
                 "this state has no scaler, and the recipe scales its loss: it was saved under a recipe without one. Load its "
-                'model with session.model.load_state_dict(state["model"]) and let the scale find itself anew'
+                'model with session.model.load_state_dict(state["model"]) and let the scale find its level again'
             )
         if "model" not in state_dict or "optimizer" not in state_dict:
             raise ValueError(

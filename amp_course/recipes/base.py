@@ -58,9 +58,7 @@ class BaseRecipe(ABC):
                 object.__setattr__(self, option, checked_ops(option, getattr(self, option)))
         both = set(getattr(self, "fp32_ops", ())) & set(getattr(self, "lower_ops", ()))
         if both:
-            raise ValueError(
-                f"{', '.join(sorted(both))} stands in fp32_ops and in lower_ops: leave it in one of the two"
-            )
+            raise ValueError(f"{', '.join(sorted(both))} is in both fp32_ops and lower_ops: leave it in one of the two")
 
     def _choices(self) -> Mapping[str, tuple[Any, ...]]:
         choices: dict[str, tuple[Any, ...]] = {"save_dtype": (None, *SAVE_DTYPES), "dtype": LOW_DTYPES}

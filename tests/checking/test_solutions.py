@@ -101,7 +101,7 @@ def test_exercise_that_has_no_answer(course: Path) -> None:
 
 
 def test_chapter_that_has_no_notebook(course: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no solutions/…_bits\.ipynb in .*: fetch the course's folder anew"):
+    with pytest.raises(FileNotFoundError, match=r"no solutions/…_bits\.ipynb in .*: fetch the course's folder again"):
         solution_code("bits", "double")
 
 
@@ -120,7 +120,7 @@ def test_chapter_that_has_no_notebook(course: Path) -> None:
 )
 def test_damaged_notebook(course: Path, text: str) -> None:
     (course / "solutions" / "06_loop.ipynb").write_text(text)
-    with pytest.raises(LookupError, match=r"06_loop\.ipynb is damaged: fetch the course's solutions/ anew"):
+    with pytest.raises(LookupError, match=r"06_loop\.ipynb is damaged: fetch the course's solutions/ again"):
         solution_code("loop", "double")
 
 

@@ -311,7 +311,7 @@ def test_all_has_each_recipe_once_and_find_knows_them():
         (lambda: O1(fp32_ops=["sofmax"]), "torch has no op 'sofmax': did you mean softmax"),
         (lambda: O2(fp32_ops=["qqqqqqqq"]), "write it as you call it"),
         (lambda: O1(fp32_ops="softmax"), r"one string: write fp32_ops=\['softmax'\]"),
-        (lambda: O1(fp32_ops=["linear"], lower_ops=["linear"]), "linear stands in fp32_ops and in lower_ops"),
+        (lambda: O1(fp32_ops=["linear"], lower_ops=["linear"]), "linear is in both fp32_ops and lower_ops"),
     ],
 )
 def test_unknown_recipe_or_option(call, words):

@@ -106,8 +106,8 @@ QUESTIONS = (
         "double",
         "d @ d",
         {
-            "bfloat16": "a matmul is on the lower list, but autocast casts only float32 and the 16-bit formats. Whoever "
-            "uses float64 has a reason, so it stays",
+            "bfloat16": "a matmul is on the lower list, but autocast casts only float32 and the 16-bit formats. If "
+            "you use float64 you have a reason, so it stays",
             "float32": "nothing on the lower list gives float32, and float64 is not lowered at all",
             RAISES: "both matrices are float64, and stay float64",
         },

@@ -184,7 +184,7 @@ def _top(size: float) -> str:
     if size == BF16.max:
         return (
             f"it was held back at the largest number. From half a step past {BF16.max:.4g} on, rounding to nearest "
-            "gives inf, as the carry into the exponent does by itself"
+            "gives inf; the carry into the exponent already does that"
         )
     return (
         "here the carry of rounding may run into the exponent field of all ones, which is inf with a significand of 0"

@@ -87,7 +87,7 @@ def _mistake(place: str, x: float, fmt: FloatFormat, got: float, want: float) ->
     size = abs(x)
     if got <= 0:
         return "a distance is positive" + (
-            ": begin with `abs(x)`" if x < 0 else ", and never 0: the format is no continuum"
+            ": begin with `abs(x)`" if x < 0 else ", and never 0: the format has gaps everywhere"
         )
     if place == "negative":
         return "the gap is the same on both sides of zero: begin with `abs(x)`"

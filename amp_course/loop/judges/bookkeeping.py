@@ -74,7 +74,7 @@ def _compare_log(got: Any, used: float, skipped: bool, gradient: float, scaler: 
     if said and after > used:
         raise Wrong(
             f"a step that was taken counts as skipped: the scale changed from {used:g} to {after:g} because it grew. Only a "
-            "scale that went down tells of a skip"
+            "scale that went down means a skip"
         )
     if said:
         raise Wrong(

@@ -95,7 +95,7 @@ def _about_scaler(scene: Scene, steps: int) -> None:
     scale = notes.backward_scales[0]
     if seen["scale"] == 0 and scale != 1.0:
         raise Wrong(
-            "the loss was scaled, and not by the scaler that was handed in. One made anew in each step forgets its scale and "
+            "the loss was scaled, and not by the scaler that was handed in. A new one in each step forgets its scale and "
             "its streak of clean steps: use `scaler`"
         )
     if scale == 1.0:

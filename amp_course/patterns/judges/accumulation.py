@@ -185,7 +185,7 @@ def _why(run: Accumulation, got: Tensor, true: Tensor, place: int) -> str:
     for part in (total, true * len(group)):
         if short and near(got, part / run.every):
             return (
-                f"the last group is a short one and was divided by `every` = {run.every} all the same: its update comes out "
+                f"the last group is a short one and was still divided by `every` = {run.every}: its update comes out "
                 "too small. Divide by what is in the group"
             )
     if near(got, true):

@@ -81,7 +81,7 @@ def _about_bad_turn(pair: Pair, planted: tuple[float, float], taken: list[int]) 
     if any(taken):
         raise Wrong(
             f"the {other} optimizer's gradients held inf or NaN, and the {name} one stepped: with a norm of inf its "
-            "clipped gradients are all 0, and momentum and weight decay move the weights all the same. If the norm is "
+            "clipped gradients are all 0, and momentum and weight decay move the weights anyway. If the norm is "
             "not finite, leave out both steps"
         )
 

@@ -86,7 +86,7 @@ def _break_and_go_on(
     if not equal(saved.state(), before):
         raise Wrong(
             "saving changed the run: its gradients or weights are not what they were before. Save them as they are, "
-            "scaled; whoever unscales now has gradients of two units in the next sum"
+            "scaled: unscaling here mixes scaled and unscaled gradients in the next sum"
         )
     resumed = Accumulating(drawn_seed(), 2.0**13)
     got = ask(load, f"a file of micro_step {micro_step}", path, resumed.model, resumed.optimizer, resumed.scaler)

@@ -67,7 +67,7 @@ def _play(answer: Callable[..., Any], scene: Scene, number: int, weight: float) 
     seen = scene.notes.step_gradients[steps:]
     if number == 1:
         if seen:
-            raise Wrong("a batch overflowed, and the step was made all the same: `scaler.step` would have skipped it")
+            raise Wrong("a batch overflowed, and the step was made anyway: `scaler.step` would have skipped it")
         return
     if not seen:
         raise Wrong(

@@ -60,9 +60,7 @@ def _resume(answer: Callable[..., Any], path: Path, saved: bool, now: bool) -> N
     scaler = (state["scaler"] if saved else fresh_scaler) if now else None
     _about_parts(resumed, {**state, "scaler": scaler}, kind)
     if step is None:
-        raise Wrong(
-            "your function returned None: return the step that stands in the file, from which the training goes on"
-        )
+        raise Wrong("your function returned None: return the step that the file holds, from which the training goes on")
     if integer(step, "the step") != steps:
         raise Wrong(f"the file says step {steps}, and you returned {step}")
     if saved != now:
@@ -95,8 +93,8 @@ def _called(answer: Callable[..., Any], path: Path, world: World, kind: str) -> 
 
 _WHY = {
     "model": "`model.load_state_dict` restores weights and the running statistics of batch norm",
-    "optimizer": "without `optimizer.load_state_dict` Adam's averages begin anew",
-    "scheduler": "without `scheduler.load_state_dict` the schedule begins anew",
+    "optimizer": "without `optimizer.load_state_dict` Adam's averages start from zero again",
+    "scheduler": "without `scheduler.load_state_dict` the schedule starts over",
     "rng": "`torch.set_rng_state` comes last, after everything that could draw",
 }
 
@@ -144,7 +142,7 @@ def _about_bad_files(answer: Callable[..., Any], path: Path) -> None:
 
 
 _SILENT = (
-    "was passed over in silence, and the training would begin anew under the old name: let the error through, or "
+    "was passed over in silence, and the training would start over under the old name: let the error through, or "
     "raise one of your own"
 )
 

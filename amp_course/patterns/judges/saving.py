@@ -88,9 +88,9 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 _LOST = {
     "model": "without the weights there is nothing to go on with",
-    "optimizer": "Adam would begin anew with its averages at 0, and the first steps would be far too long",
-    "scaler": "the scale and the streak of clean steps begin anew, and the run skips steps to find the scale again",
-    "scheduler": "the learning rate begins anew with its schedule",
+    "optimizer": "Adam would start over with its averages at 0, and the first steps would be far too long",
+    "scaler": "the scale and the streak of clean steps start over, and the run skips steps to find the scale again",
+    "scheduler": "the learning rate starts over with its schedule",
     "rng": "dropout draws other masks than in the unbroken run. It is `torch.get_rng_state()`",
     "step": "nobody knows which batch comes next",
 }
@@ -170,8 +170,8 @@ def _watched(path: Path) -> Iterator[None]:
             )
         if Path(target) == path and Path(source).resolve().parent != path.resolve().parent:
             raise Wrong(
-                "the temporary file stands in another folder, which may be another disk: there a rename is a copy, "
-                "and no longer done at once. Put it beside the checkpoint"
+                "the temporary file is in another folder, which may be another disk: there a rename is a copy, "
+                "and no longer done at once. Put it next to the checkpoint"
             )
         calls[name](source, target, **options)
 

@@ -58,7 +58,7 @@ def _about_passes(pair: Pair, turns: int, scale: float) -> None:
     if seen["backward"] < 2 * turns:
         raise Wrong("only one of the losses went backward: call `backward()` on each, or once on their sum")
     if any(notes.backward_in_autocast):
-        raise Wrong("`backward()` ran inside of the autocast region: end the `with` block before it")
+        raise Wrong("`backward()` ran inside the autocast region: end the `with` block before it")
     starts = notes.backward_scales[-2:]
     if starts == [scale, scale]:
         return

@@ -203,7 +203,7 @@ def _about_step(scene: _Scene, before: list[Tensor], gradients: list[Tensor], sc
     if _alike(got, _moved([weight.half().float() for weight in before], wanted), _SUM):
         raise Wrong(
             where
-            + "they were cast anew from the half weights, and forgot what the rounding took: updates below half an ulp "
+            + "they were cast from the half weights again, and forgot what the rounding took: updates below half an ulp "
             "are lost as without masters. Make them once; copy from master to weight, never back"
         )
     if _alike(got, [weight.half().float() for weight in _moved(before, wanted)], _SUM):
@@ -227,7 +227,9 @@ def _about_gradients(scene: _Scene, at_step: list[Tensor], gradients: list[Tenso
         )
     sums = [last + gradient.float() / scale for last, gradient in zip(scene.last, gradients, strict=False)]
     if sums and _alike(at_step, sums):
-        raise Wrong(where + "those of the masters add up over the steps. Set `master.grad` anew each time, or clear it")
+        raise Wrong(
+            where + "those of the masters add up over the steps. Set `master.grad` afresh each time, or clear it"
+        )
     raise Wrong(where + "each is `parameter.grad.float() / scale`, in the order of `model.parameters()`")
 
 

@@ -133,7 +133,7 @@ class SmallUpdates:
         if torch.equal(got, self._without_master(place, steps)):
             raise Wrong(
                 where
-                + f"that is what comes out if no float32 copy is kept between steps. Made anew from the {_name(self.dtype)} "
+                + f"that is what comes out if no float32 copy is kept between steps. Made again from the {_name(self.dtype)} "
                 "weight in each step, a master forgets what the rounding took. Make it once, in `__init__`"
             )
         if torch.allclose(got.double(), start - gradients.sum(dim=0), rtol=2 * spacing):

@@ -620,7 +620,7 @@ WRONG = {
         "no step": (a_no_step, "`optimizer.step()` ran 0 times"),
         "no backward": (a_no_backward, "`backward()` ran 0 times"),
         "returns None": (a_none, "returned None"),
-        "leaves autocast on": (a_leaves_it_on, "inside of the autocast region"),
+        "leaves autocast on": (a_leaves_it_on, "inside the autocast region"),
         "autocast disabled": (a_cuda_only, "outside of autocast"),
         "loss not reduced": (a_unreduced, "more than one element"),
     },

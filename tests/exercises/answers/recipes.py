@@ -474,7 +474,7 @@ WRONG = {
     "o2_by_hand": {
         "steps the half weights": (StepsHalf, "steps the half weights themselves"),
         "masters in fp16": (HalfMasters, "a master is float16"),
-        "masters cast anew": (CastAnew, "cast anew from the half weights"),
+        "masters cast anew": (CastAnew, "cast from the half weights again"),
         "masters rounded": (RoundsMasters, "rounded to fp16 after the step"),
         "not unscaled": (NotUnscaled, "were not unscaled"),
         "multiplied again": (ScaledTwice, "multiplied by the scale again"),
