@@ -45,6 +45,7 @@ def test_loop_workbench_answers(lab, page, portray):
     panel.get_by_label("clip", exact=True).select_option("after unscale")
     expect(verdict).to_contain_text("2 faults: sum-not-mean, scheduler-ran-on")
     panel.get_by_label("divide loss", exact=True).select_option("yes")
+    expect(verdict).not_to_contain_text("sum-not-mean")
     panel.get_by_label("scheduler waits", exact=True).select_option("yes")
     expect(verdict).to_contain_text("No fault")
     expect(panel.get_by_label("start from", exact=True)).to_have_value("the right loop")

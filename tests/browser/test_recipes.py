@@ -36,6 +36,7 @@ def test_recipe_explorer_answers(lab, page, portray):
 
     # A lower learning rate, with the arrow keys: fewer weights change.
     panel.get_by_label("recipe", exact=True).select_option("pure bf16")
+    expect(verdict).to_contain_text("pure bf16 with Adam")
     panel.get_by_label("optimizer", exact=True).select_option("SGD")
     expect(verdict).to_contain_text("keeps 4.0 bytes")
     slider = panel.get_by_role("slider")
@@ -49,6 +50,7 @@ def test_recipe_explorer_answers(lab, page, portray):
     panel.get_by_label("a model of", exact=True).select_option("7 billion")
     expect(measured).to_contain_text("26.1 GiB")  # 4 bytes each
     panel.get_by_label("recipe", exact=True).select_option("O2")
+    expect(verdict).to_contain_text("O2 with SGD")  # as a person does: the next choice follows the answer to the last
     panel.get_by_label("net", exact=True).select_option("CharGPT")
     expect(panel.get_by_text("CharGPT has no batch norm")).to_be_visible()
     panel.get_by_label("net", exact=True).select_option("DigitsResNet")

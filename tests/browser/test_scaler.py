@@ -36,6 +36,7 @@ def test_scale_explorer_answers(lab, page, portray):
 
     # One layer, and what the optimizer gets of it.
     panel.get_by_label("format", exact=True).select_option("fp16")
+    expect(panel.get_by_text("is too small")).to_be_visible()
     panel.get_by_label("layer", exact=True).select_option("blocks.1.qkv")
     panel.get_by_label("gradients of", exact=True).select_option("weights")
     expect(panel.get_by_label("layer", exact=True)).to_have_value("blocks.1.qkv")
