@@ -82,8 +82,8 @@ class Policy:
     def disagreements(self, source: str = "text") -> list[Disagreement]:
         """Return where a printed list says something else than the probe, and why, op by op.
 
-        source: "text" for the two CUDA lists of `000_bb1644482ce660d1.txt`, "reference" for PyTorch's own reference of
-                this kind of device. Ops that could not be run are no disagreement: nothing is known of them.
+        source: "text" for the two CUDA lists of a post of 2023-08-16 (see `published`), "reference" for PyTorch's own
+                reference of this kind of device. Ops that could not be run are no disagreement: nothing is known of them.
         Raises ValueError for another source, and for a reference that PyTorch has not printed.
         """
         lists = _lists(source, self.device_type)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-# The two lists of `000_bb1644482ce660d1.txt`, of CUDA ops that autocast to FP16 and to FP32, and the op that its prose
-# says to be refused.
+# The two lists of CUDA ops that autocast to FP16 and to FP32 in the post “pytorch训练优化-自动混合精度训练（AMP）” of
+# 2023-08-16, and the op that its prose says to be refused.
 TEXT = MappingProxyType(
     {
         "lower": (

@@ -10,6 +10,7 @@ import torch
 from amp_course.autocast.records import ModuleRow, Op, Phase, Record, short
 from amp_course.kit.style import FORMAT_COLOURS
 from amp_course.kit.svg import FAINT, GRID, INK
+from amp_course.kit.table import text_table
 
 _CELL = "text-align:left;padding:2px 9px 2px 0;vertical-align:top;white-space:nowrap"
 _MOST_OPS = 60  # that are listed of one module
@@ -33,17 +34,8 @@ def trace_text(trace: Record) -> str:
         head += ["grads", "back"]
         for line, row in zip(lines, trace.modules, strict=True):
             line += [_names(row.computed), str(row.back_casts or "")]
-    widths = [max(len(line[place]) for line in [head, *lines]) for place in range(len(head))]
-    numbers = {"casts", "bytes", "reused", "back"}
-
-    def joined(line: Sequence[str]) -> str:
-        parts = (
-            text.rjust(width) if name in numbers else text.ljust(width)
-            for name, text, width in zip(head, line, widths, strict=True)
-        )
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([heading(trace), joined(head), *map(joined, lines), *_ending(trace)])
+    table = text_table([head, *lines], right={"casts", "bytes", "reused", "back"})
+    return "\n".join([heading(trace), table, *_ending(trace)])
 
 
 def trace_table(trace: Record) -> str:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from amp_course.kit.markup import inline_html
 from amp_course.patterns.faults import FAULTS
 
 Evidence = dict[str, float | int | str]
@@ -81,16 +82,10 @@ def finding_html(one: Finding) -> str:
     """Return a finding as a paragraph: its name, cause, cure and what was measured, escaped."""
     measured = html.escape(evidence_text(one.evidence))
     return (
-        f"<p><b>✗ {html.escape(one.name)}</b>: {_code(one.cause)}. <i>Cure:</i> {_code(_ended(one.cure))}"
+        f"<p><b>✗ {html.escape(one.name)}</b>: {inline_html(one.cause)}. <i>Cure:</i> {inline_html(_ended(one.cure))}"
         + (f"<br><small>{measured}</small>" if measured else "")
         + "</p>"
     )
-
-
-def _code(text: str) -> str:
-    """Escape a sentence, and set what stands between backquotes as code."""
-    parts = html.escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))
 
 
 def _ended(sentence: str) -> str:

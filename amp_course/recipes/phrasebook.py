@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from amp_course.checking.outcome import inline_html
+from amp_course.kit.markup import inline_html
 
 _LOOPS = Path(__file__).parent / "phrasebook_loops"
 _CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:normal;font-size:88%"

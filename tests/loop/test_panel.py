@@ -24,7 +24,8 @@ def test_measure_runs_the_chosen_step_and_draws_a_bar(panel):
     (found,) = panel.results
     assert (found.width, found.batch, found.recipe) == (64, 8, "amp_bf16")
     assert found.fp32_seconds > 0 and found.seconds > 0
-    assert bytes(panel.view.value).startswith(b"\x89PNG") and panel.view.layout.display == ""
+    assert "data:image/png;base64,iVBOR" in panel.view.value and panel.view.layout.display == ""
+    assert 'alt="Speed-ups over fp32' in panel.view.value
     assert f"{found.speedup:.2f} times" in panel.message.value
     assert not panel.measure.disabled
 
