@@ -43,7 +43,8 @@ def test_what_was_right_once_is_wrong_on_the_next_draw(exercise):
         return kept.setdefault(key, right(*arguments))
 
     exercise.check(parrot)
-    assert exercise.check(parrot).state == "not yet"
+    # Two draws may be so much alike that one's result is right to a few roundings for the other: one time in a hundred.
+    assert "not yet" in {exercise.check(parrot).state for _ in range(4)}
 
 
 def test_finfo_is_back_after_a_check():
