@@ -93,7 +93,7 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
 
     subtle: an asynchronous exception that is set and then cleared leaves a flag of the interpreter up, and only one that is
     raised takes it down. Python 3.11 with that flag up never gets into the next function under `sys.setprofile` or
-    `sys.settrace`: it checks the flag, finds nothing to do, and checks again. (`amp_course.autocast.trace` sets a profile.)
+    `sys.settrace`: it checks the flag, finds nothing to do, and checks again.
     """
     try:
         throw()

@@ -15,6 +15,7 @@ import torch
 from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support, explain_emulated
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
+from amp_course.kit.table import text_table
 
 MARKS = {"native": "●", "emulated": "◐", "unsupported": "○"}
 
@@ -71,13 +72,9 @@ class MachineReport:
 
     def __str__(self) -> str:
         """Write the report as plain text."""
-        lines = [f"{name:<9}{value}" for name, value in self._facts()]
-        widths = (7, 14, 13, 12)
-        for row in [("dtype", "state", "per matmul", "time/fp32", "note"), *self._rows()]:
-            cells = "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False))
-            lines.append((cells + row[-1]).rstrip())
-        lines.insert(len(self._facts()), "")
-        return "\n".join([*lines, "", f"{self.reading} {self.explanation}".strip().replace(". ", ".\n")])
+        dtypes = text_table([("dtype", "state", "per matmul", "time/fp32", "note"), *self._rows()])
+        words = f"{self.reading} {self.explanation}".strip().replace(". ", ".\n")
+        return f"{text_table(self._facts())}\n\n{dtypes}\n\n{words}"
 
     def _repr_html_(self) -> str:
         """Write the report for a notebook, in the colours of its theme."""

@@ -203,7 +203,7 @@ def test_the_text_shows_every_row() -> None:
     assert "cuda: A <GPU> & co, compute capability 9.0" in text
     assert "16.0 GiB" in text
     assert "2.13.0 (built for CUDA 12.6)" in text
-    assert "fp16   ◐ emulated    42.0 ms      42×         works, but slower than fp32" in text
+    assert "fp16   ◐ emulated  42.0 ms     42×        works, but slower than fp32" in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
