@@ -156,8 +156,11 @@ def install(cell: Cell, python: str, tree: Path, torch_index: str) -> list[str]:
         run([*pip, *(["--index-url", torch_index] if torch_index else []), f"torch=={cell.torch}"], tree)
     else:
         run([*pip, f"torch==={cell.torch}"], tree)  # "===": the wheel without a local version, which is PyPI's
-    pins = re.sub(r"^torch==.*\n", "", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    (tree / "constraints-matrix.txt").write_text(pins, encoding="utf-8")
+    # Other versions of torch need other versions of sympy; without a pin of its own pip would replace torch to suit it.
+    pins = re.sub(
+        r"^(torch|sympy)==.*\n", "", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    (tree / "constraints-matrix.txt").write_text(f"{pins}torch=={cell.torch}\n", encoding="utf-8")
     run([*pip, "-c", "constraints-matrix.txt", "-e", ".[test]"], tree)
     ask = "import platform, torch; print(platform.python_version(), torch.__version__, torch.version.cuda, sep='|')"
     python_version, torch_version, cuda = run([inside, "-c", ask], tree).strip().split("|")

@@ -159,6 +159,7 @@ def read_elsewhere(reader: subprocess.Popen[str], path: Path) -> Any:
     return pickle.loads(path.with_name(path.name + ".read").read_bytes())
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @given(pair=VALUES)
 @settings(max_examples=150, deadline=timedelta(seconds=20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_saved_is_read_by_another_process_equal_and_plain(
