@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> int:
     own, unchecked = _split(argv)
     parser = _parser()
     args, jupyter_args = parser.parse_known_args(own)
-    if args.command is None:
+    if args.command is None and not jupyter_args + unchecked:
         parser.print_help()
     elif args.command == "lab":
         _lab(args.port, args.browser, jupyter_args, unchecked)

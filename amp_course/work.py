@@ -1,4 +1,4 @@
-"""The reader's own copies of the exercises, in `my_work/`: made, refreshed, set back. Nothing of the reader's is lost.
+"""The reader's own copies of the exercises, in `my_work/`: made, refreshed, reset. Nothing of the reader's is lost.
 
 `my_work/.origins.json` remembers what each copy was made from: `{"06_loop.ipynb": "<sha256 of the exercise>"}`.
 A copy that still equals its origin is not yet the reader's, and follows the course; any other is never written to.
@@ -62,7 +62,7 @@ def reset(chapter: Chapter) -> list[Change]:
     exercise = course_root() / "exercises" / f"{chapter.stem}.ipynb"
     if not exercise.is_file():
         known = ", ".join(path.stem for path in sorted(exercise.parent.glob("*.ipynb"))) or "none yet"
-        raise CourseError(f"chapter {chapter.stem} has no exercises to set back: choose one that has some ({known}).")
+        raise CourseError(f"chapter {chapter.stem} has no exercises to reset: choose one that has some ({known}).")
     work = work_dir()
     copy = work / exercise.name
     changes: list[Change] = []
@@ -99,8 +99,8 @@ def _bring_up_to_date(exercise: Path, copy: Path, origins: dict[str, str]) -> li
     return [
         Change(
             offered,
-            f"The exercises {exercise.stem} have changed in the course. Your copy is left as it is; the new one lies "
-            f"beside it: {offered}.",
+            f"The exercises {exercise.stem} have changed in the course. Your copy is unchanged; the new version is "
+            f"next to it: {offered}.",
         )
     ]
 

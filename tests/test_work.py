@@ -81,7 +81,7 @@ def test_a_changed_exercise_is_offered_beside_the_readers_copy_and_said_once(des
     desk.copy.write_text("mine")
     desk.exercise.write_text("second")
     (message,) = messages()
-    assert "Your copy is left as it is" in message and "06_loop.new-2026-11-21.ipynb" in message
+    assert "Your copy is unchanged" in message and "06_loop.new-2026-11-21.ipynb" in message
     assert messages() == []
     desk.exercise.write_text("third")  # again on the same day
     messages()
@@ -163,7 +163,7 @@ def test_reset_of_a_copy_that_is_not_there_makes_one(desk: Desk) -> None:
 
 
 def test_reset_of_a_chapter_without_exercises_names_those_with(desk: Desk) -> None:
-    with pytest.raises(CourseError, match=r"chapter 00_start has no exercises to set back: choose .*06_loop"):
+    with pytest.raises(CourseError, match=r"chapter 00_start has no exercises to reset: choose .*06_loop"):
         work.reset(find("start"))
 
 

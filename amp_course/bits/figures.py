@@ -86,9 +86,9 @@ def binades_figure(counts: Mapping[FloatFormat, Mapping[int, int]]) -> Figure:
             label=fmt.name,
         )
     axis.set_yscale("log", base=2)
-    axis.set_xlabel("exponent e", fontsize=8)
+    axis.set_xlabel("power of two", fontsize=8)
     axis.legend(fontsize=8, frameon=False, ncols=len(counts), loc="lower right", bbox_to_anchor=(1, 1))
-    title(axis, "Values between 2ᵉ and 2ᵉ⁺¹", "log scale; the slopes on the left are subnormals")
+    title(axis, "Values from one power of two to the next", "log scale; the slopes on the left are subnormals")
     return figure
 
 

@@ -162,7 +162,7 @@ def _zone_strips(axis: Any, formats: Sequence[FloatFormat]) -> None:
             axis.barh(row, stop - start, left=start, height=0.8, color=colour, hatch=hatch, edgecolor="white", lw=0)
     axis.set_yticks(range(len(formats)), [fmt.name for fmt in reversed(formats)], fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 4, 8], integer=True))
-    axis.xaxis.set_major_formatter(lambda exponent, _: f"$2^{{{exponent:.0f}}}$")
+    axis.xaxis.set_major_formatter(lambda exponent, _: rf"$\mathdefault{{2^{{{exponent:.0f}}}}}$")
     axis.set_xlabel("size of the number", fontsize=8)
 
 

@@ -23,6 +23,8 @@ INSTEAD = {
     r"\bwins? (none|nothing)\b": "gains nothing",
     r"\bslip of the pen\b": "typo",
     r"\bno continuum\b": "has gaps",
+    r"\bstands? among\b|\bis theirs\b": "lies between; belongs to them",
+    r"\bset back\b(?! by)": "reset",
     r"\bwhoever\b": "if you …",
     r"\btells? of\b": "means; shows",
     r"\binside of\b": "inside",

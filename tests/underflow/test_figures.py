@@ -7,7 +7,7 @@ import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
 from amp_course.kit.style import ZONES as ZONE_STYLES
-from amp_course.kit.style import image_html
+from amp_course.kit.style import image_html, png
 from amp_course.underflow import figures as f
 from amp_course.underflow.zones import zone_histogram
 
@@ -35,6 +35,13 @@ def test_strips_are_cut_where_the_zones_begin():
     bars = figure.axes[1].patches
     assert [bar.get_x() for bar in bars[1:]] == pytest.approx([-25, -14, math.log2(65504)])
     assert bars[0].get_x() == figure.axes[1].get_xlim()[0]
+
+
+def test_powers_of_two_are_drawn_as_powers_and_not_as_dollars():
+    for figure in (f.gradient_figure({"head": HISTOGRAM}, FP16, (FP16,), "Title"), f.range_figure(HISTOGRAM, FP16)):
+        png(figure)
+        labels = [label for axis in figure.axes for label in axis.get_xticklabels() if "$" in label.get_text()]
+        assert labels and all(label.get_parse_math() for label in labels)
 
 
 def test_range_figure_names_the_shares():

@@ -78,7 +78,7 @@ def _asked(answer: Callable[..., Any], place: str, shown: str, x: float, fmt: Fl
     except Wrong as wrong:
         cure = {
             "negative": "The gap is the same on both sides of zero: begin with `abs(x)`",
-            "zero": "0 has no logarithm. It stands among the subnormals, and the gap there is theirs",
+            "zero": "0 has no logarithm. It is below the smallest normal number, so its ulp is the spacing of the subnormals",
         }.get(place)
         raise Wrong(f"{wrong}. {cure}" if cure else str(wrong)) from wrong
 
@@ -139,10 +139,8 @@ def _below_the_normal(size: float, fmt: FloatFormat, got: float) -> str:
             "− bias"
         )
     if got == fmt.smallest_normal:
-        return "that is the smallest normal number. Between it and zero stand the subnormals"
-    return (
-        f"between zero and {show(fmt.smallest_normal)} the subnormals stand in equal steps, the smallest of them apart"
-    )
+        return "that is the smallest normal number. The subnormals lie between it and zero"
+    return f"between zero and {show(fmt.smallest_normal)} the subnormals are evenly spaced, and the gap is the smallest of them"
 
 
 def size_down(size: float) -> float:

@@ -102,7 +102,7 @@ def _one(answer: Callable[..., Any], scene: WaitScene, number: int, planted: flo
             "**grew**. Only a scale that fell means a skip: compare with `>=`, not `==`"
         )
     raise Wrong(
-        "the scheduler stands still at clean steps. `scaler.step` returns what the optimizer returns, None without a closure, "
+        "the scheduler does not advance on clean steps. `scaler.step` returns what the optimizer returns, None with no closure, "
         "whether it was skipped or not: compare the scale before and after `update()`"
     )
 

@@ -133,7 +133,7 @@ def _compare_sum(got: Tensor, terms: Tensor, dtype: torch.dtype) -> None:
     close = torch.allclose(got.double(), stuck.double(), rtol=8 * few)
     if close and got.dtype == dtype:
         raise Wrong(
-            f"the total stands still at {got[0]:g}: it is kept in {name}, where one more term is less than half a step of it. "
+            f"the total stops growing at {got[0]:g}: it is kept in {name}, where one more term is less than half a step of it. "
             "Whatever dtype each addition runs in, the total must not be rounded to 16 bits in between"
         )
     if close:

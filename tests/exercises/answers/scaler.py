@@ -1064,7 +1064,7 @@ WRONG = {
         "looks for inf only": (six_only_nan, "you look for inf, and NaN"),
         "looks for +inf only": (six_only_plus, "you look for +inf"),
         "first gradient only": (six_first_gradient, "the first parameter's gradient only"),
-        "return value of step": (six_return_value, "stands still at clean steps"),
+        "return value of step": (six_return_value, "does not advance on clean steps"),
         "scheduler first": (six_scheduler_first, "the scheduler moved before the optimizer"),
         "no update": (six_no_update, "has to run once in each call"),
         "updates only after a step": (six_update_if_stepped, "after a skipped step too"),

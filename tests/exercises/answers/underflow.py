@@ -623,11 +623,11 @@ WRONG = {
         "writes into the logits": (three_in_place, "changed the logits"),
     },
     "steady_sum": {
-        "the built-in sum": (four_builtin, "the total stands still"),
+        "the built-in sum": (four_builtin, "the total stops growing"),
         "casts only the result": (four_casts_result, "casting the result brings nothing back"),
         "rounds back each time": (four_rounds_back, "must not be rounded to 16 bits in between"),
         "writes into the first term": (four_in_place, "changed the terms"),
-        "fp16 total": (four_half, "the total stands still"),
+        "fp16 total": (four_half, "the total stops growing"),
         "bf16 total": (four_bfloat, "another 16-bit dtype"),
         "the mean": (four_mean, "this is the mean"),
         "n times the first": (four_times, "the first term times their number"),
