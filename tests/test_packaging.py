@@ -63,7 +63,7 @@ def test_each_pin_allows_the_lowest_python_and_the_newest() -> None:
     """What a package asks of Python stands in its own metadata, which is here for every pin that is installed."""
     wanted = pins()
     found = {
-        canonicalize_name(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
+        canonicalize_name(each.name): SpecifierSet(each.metadata.get("Requires-Python") or "")
         for each in distributions()
         if wanted.get(canonicalize_name(each.name)) == Version(Version(each.version).public)
     }
