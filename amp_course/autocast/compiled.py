@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import eval_frame
 
 COMPILED = (
     "compiled parts ran uncompiled here. The compiled program fuses casts into its kernels, so it does not make every copy that "
@@ -19,6 +19,8 @@ COMPILED = (
 @contextmanager
 def uncompiled_run() -> Iterator[Callable[[], bool]]:
     """Run compiled code uncompiled inside, and give a function that tells whether any was called."""
+    # Imported here, for it takes long; and before the trace, for PyTorch loads it when needed, and then runs ops of its own.
+    eval_frame: Any = import_module("torch._dynamo.eval_frame")
     # Each call of compiled code asks this private function what to do; for what is merely kept from the compiler,
     # `callback` is None. If PyTorch renames it, code still runs uncompiled, and modules are still recognized by `is_compiled`.
     original = getattr(eval_frame, "_callback_from_stance", None)
