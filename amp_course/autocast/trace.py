@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from amp_course.autocast.casts import ops_of
+from amp_course.autocast.compiled import COMPILED, is_compiled, uncompiled, uncompiled_run
 from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, restored
 from amp_course.autocast.recorder import Recorder
 from amp_course.autocast.records import LOSS, Record, dtypes, module_rows, tensors_in
@@ -58,8 +58,8 @@ def trace(
     loss: output → scalar, computed inside the region; without one, the backward pass starts from ones in each float output
 
     The model's weights, `.grad`, buffers and training mode, the inputs, the random state and autocast's are as before.
-    Weights that forward itself overwrites, and plain Python attributes that it sets, are not put back. Compiled modules run
-    uncompiled.
+    Weights that forward itself overwrites, and plain Python attributes that it sets, are not put back. Compiled code
+    runs uncompiled, and `notes` says so.
 
     Raises TypeError for what is no nn.Module and for a loss that cannot be called; ValueError for a device or dtype without
     autocast, for tensors on several devices or on "meta", and for a loss that is no scalar; RuntimeError inside a profiler;
@@ -67,20 +67,16 @@ def trace(
     Example: trace(SimpleNet(8), torch.randn(2, 8))["linear2"].inputs → (torch.bfloat16,)
     """
     _check_arguments(model, loss)
-    import_module(
-        "torch._dynamo"
-    )  # PyTorch loads it when needed, and what that runs would pass for the model's own ops
     arguments = (inputs, dict(kwargs or {}))
     place = _one_device(model, arguments)
     device_type = device_type or place or "cpu"
     check_region(device_type, torch.bfloat16 if dtype is None else dtype)
-    fake, name = is_fake(device_type), type(_uncompiled(model)).__name__
+    fake, name = is_fake(device_type), type(uncompiled(model)).__name__
     notes: list[str] = []
     with ExitStack() as stack:
-        if any(map(_is_compiled, model.modules())):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            notes.append(_COMPILED)
-            model = _uncompiled(model)
+        compiled = any(map(is_compiled, model.modules()))
+        compiled_ran = stack.enter_context(uncompiled_run())
+        model = uncompiled(model)
         stack.enter_context(restored(model))
         stack.enter_context(stage(device_type))
         trained = {path for path, weight in model.named_parameters() if weight.requires_grad}
@@ -97,7 +93,8 @@ def trace(
 
         def so_far() -> Trace:
             ops = tuple(ops_of(recorder, dtype, cached))
-            return Trace(name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), tuple(notes))
+            told = (COMPILED, *notes) if compiled or compiled_ran() else tuple(notes)
+            return Trace(name, device_type, dtype, fake, ops, module_rows(recorder.calls, ops, name), told)
 
         try:
             stack.callback(torch.clear_autocast_cache)
@@ -126,38 +123,24 @@ def trace(
         return so_far()
 
 
-_COMPILED = (
-    "compiled modules ran uncompiled here. The compiled program fuses casts into its kernels, so it does not make every copy "
-    "that is counted."
-)
 _PROFILED = "a profiler is running, and a trace needs PyTorch's profiler for itself: call trace outside of it."
 
 
 def _check_arguments(model: Any, loss: Any) -> None:
     if not isinstance(model, nn.Module):
-        kind = "the class" if isinstance(model, type) else "a"
-        name = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"trace wants an nn.Module and got {kind} {name}: pass the model itself, then its inputs.")
+        got = f"the class {model.__name__}" if isinstance(model, type) else _a(type(model).__name__)
+        raise TypeError(f"trace needs an nn.Module, but got {got}: pass the model itself, then its inputs.")
     if loss is not None and not callable(loss):
         raise TypeError(
-            f"loss is a function from the model's output to a scalar, and you passed a {type(loss).__name__}: write, for "
+            f"loss is a function from the model's output to a scalar, and you passed {_a(type(loss).__name__)}: write, for "
             "example, loss=lambda output: F.mse_loss(output, target)."
         )
     if torch.autograd._profiler_enabled():
         raise RuntimeError(_PROFILED)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return (
-        _uncompiled(module) is not module  # torch.compile(module)
-        or module._compiled_call_impl is not None  # module.compile()
-        or hasattr(module.forward, "_torchdynamo_orig_callable")  # @torch.compile on its forward
-    )
-
-
-def _uncompiled(module: nn.Module) -> nn.Module:
-    wrapped = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
-    return module._orig_mod if wrapped else module  # type: ignore[return-value]
+def _a(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 class _BadLoss(ValueError):

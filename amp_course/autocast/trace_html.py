@@ -135,13 +135,19 @@ def _totals(trace: Record, phase: Phase) -> str:
     weights = sum(op.source != "activation" for op in casts)
     reused = sum(row.reused for row in trace.modules)
     if phase == "backward":
-        said = f"<b>{len(casts)}</b> gradients cast back, <b>{trace.cast_bytes(phase):,}</b> bytes"
+        said = (
+            f"<b>{len(casts)}</b> gradient{'s' * (len(casts) != 1)} cast back, <b>{trace.cast_bytes(phase):,}</b> bytes"
+        )
     else:
         said = (
-            f"<b>{len(casts)}</b> casts inserted ({weights} of weights, {len(casts) - weights} of activations), "
-            f"<b>{trace.cast_bytes(phase):,}</b> bytes; {reused} casts of weights saved by the cache"
+            f"<b>{len(casts)}</b> {_casts(len(casts))} inserted ({weights} of weights, {len(casts) - weights} of activations), "
+            f"<b>{trace.cast_bytes(phase):,}</b> bytes; {reused} {_casts(reused)} of weights saved by the cache"
         )
     return f"{escape(heading(trace))}: {said}."
+
+
+def _casts(number: int) -> str:
+    return "cast" if number == 1 else "casts"
 
 
 def _ops_table(trace: Record, phase: Phase, selected: str) -> str:
@@ -185,9 +191,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def _ending(trace: Record) -> list[str]:
-    reused = sum(row.reused for row in trace.modules)
+    reused, casts = sum(row.reused for row in trace.modules), len(trace.casts())
     again = f" ({len(trace.recomputed)} of them while a checkpoint recomputed)" if trace.recomputed else ""
-    total = (
-        f"{len(trace.casts())} casts inserted, {trace.cast_bytes():,} bytes{again}; {reused} saved by the weight cache"
-    )
+    total = f"{casts} {_casts(casts)} inserted, {trace.cast_bytes():,} bytes{again}; {reused} saved by the weight cache"
     return [total, *trace.notes]

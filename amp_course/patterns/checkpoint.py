@@ -121,7 +121,7 @@ def load_checkpoint(
     factor = _rescaling(content, scaler)
     with _rolled_back(*optimizers, *schedulers):
         for one, state in zip(optimizers, content["optimizer"], strict=False):
-            one.load_state_dict(state)
+            one.load_state_dict(checks.completed(one, state))
         for one, state in zip(schedulers, content["scheduler"], strict=False):
             one.load_state_dict(state)
     if scaler is not None and content["scaler"] is not None:

@@ -44,6 +44,12 @@ _STATE: tuple[tuple[type[torch.optim.Optimizer], tuple[str, ...]], ...] = (
 _SHAPED = {"max_exp_avg_sq", "momentum_buffer", "grad_avg", "ax", *(name for _, names in _STATE for name in names)}
 # What a sound checkpoint may lack: `initial_lr` before there was a scheduler, the others where torch's versions differ.
 _MAY_LACK = {"initial_lr", "_is_initial", "_get_lr_called_within_step", "verbose"}
+# Options that torch has added to its optimizers over time. A group without them takes them from the optimizer it is loaded into.
+_ADDED = ("maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+_CHOICES = {"foreach", "fused"}  # None leaves the choice to torch: it fits any value
+_NOT_NEGATIVE = {"lr", "initial_lr", "eps"}
+# Numbers of a scheduler that go into a learning rate. Others may be inf, as the best loss before the first one.
+_FINITE = {"base_lrs", "_last_lr", "last_epoch", "_step_count"}
 _DAMAGED = "The file is damaged, or something else has written it: go back to the checkpoint before."
 
 
@@ -122,16 +128,39 @@ def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(vars(optimizer))
     try:
-        probe.load_state_dict({"state": {}, "param_groups": groups})
+        probe.load_state_dict({"state": {}, "param_groups": completed(optimizer, saved)["param_groups"]})
     except Exception as error:
         raise CheckpointError(f"the optimizer refuses the checkpoint's groups: {error}. {_DAMAGED}") from None
     for number, (group, wanted) in enumerate(zip(probe.param_groups, optimizer.param_groups, strict=True)):
         _check_values(wanted, group, f"the optimizer's group {number}")
+        for name, value in group.items():
+            if name != "params":
+                _check_number(name, value, wanted.get(name), f"the optimizer's group {number}")
     parameters = dict(zip(ids, (p for group in optimizer.param_groups for p in group["params"]), strict=True))
     for index, state in states.items():
         if index not in parameters or not isinstance(state, dict):
             raise CheckpointError(f"the checkpoint's optimizer state {index!r} belongs to no parameter. {_DAMAGED}")
         _check_state(optimizer, index, state, parameters[index])
+
+
+def completed(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's saved state with the options in its groups that an older torch did not have."""
+    pairs = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    groups = [{**{name: here[name] for name in _ADDED if name in here}, **there} for here, there in pairs]
+    return {**saved, "param_groups": groups}
+
+
+def _check_number(name: str, value: Any, now: Any, what: str) -> None:
+    """Check that the numbers in a value are finite, as far as the live ones are, and not below 0 where that makes no sense."""
+    if isinstance(value, (list, tuple)):
+        others = now if isinstance(now, (list, tuple)) and len(now) == len(value) else [None] * len(value)
+        for one, other in zip(value, others, strict=True):
+            _check_number(name, one, other, what)
+    elif _is_number(value):
+        number = _float(value)
+        free = _is_number(now) and not math.isfinite(_float(now))
+        if (not math.isfinite(number) and not free) or (name in _NOT_NEGATIVE and number < 0):
+            raise CheckpointError(f"the checkpoint has {number} for {name} of {what}. {_DAMAGED}")
 
 
 def _check_state(optimizer: torch.optim.Optimizer, index: int, state: dict[str, Any], parameter: Tensor) -> None:
@@ -143,19 +172,22 @@ def _check_state(optimizer: torch.optim.Optimizer, index: int, state: dict[str, 
             f"{type(optimizer).__name__}, or is damaged. Make the optimizer of the saved run."
         )
     for name, value in state.items():
-        if name in _SHAPED and value is not None:
+        if name in _SHAPED and (value is not None or name in needed):
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
                 raise CheckpointError(
                     f"the checkpoint's optimizer state {index} has {_short(value)} for {name}, and the parameter is "
                     f"{tuple(parameter.shape)}. Pass the parameters in the order of the saved run."
                 )
-        elif name == "step" and not _is_number(value):
-            raise CheckpointError(f"the checkpoint's optimizer state {index} has {_short(value)} for step. {_DAMAGED}")
+        elif name == "step" and not (_is_number(value) and 0 <= _float(value) < math.inf):
+            told = _float(value) if _is_number(value) else _short(value)
+            raise CheckpointError(f"the checkpoint's optimizer state {index} has {told} for step. {_DAMAGED}")
 
 
 def check_scheduler(scheduler: Any, saved: Mapping[str, Any], what: str = "the scheduler") -> None:
     """Check the names and kinds of a scheduler's values, and of those inside it."""
     now = scheduler.state_dict()
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"the checkpoint has {_short(saved)} for {what}, not a dict. {_DAMAGED}")
     if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
         left = [name for name in saved if name not in now and name not in _MAY_LACK]
         if left:
@@ -163,6 +195,8 @@ def check_scheduler(scheduler: Any, saved: Mapping[str, Any], what: str = "the s
                 f"{what} is a {type(scheduler).__name__}, which has no {_names(left)}: make the one of the saved run."
             )
     _check_values(now, saved, what)
+    for name in _FINITE & now.keys() & saved.keys():
+        _check_number(name, saved[name], now[name], what)
     for name in ("base_lrs", "_last_lr", "lr_lambdas", "_schedulers"):
         if name in now and len(saved[name]) != len(now[name]):
             raise CheckpointError(
@@ -173,9 +207,7 @@ def check_scheduler(scheduler: Any, saved: Mapping[str, Any], what: str = "the s
         check_scheduler(one, saved["_schedulers"][number], f"{what}'s part {number}")
 
 
-def _check_values(now: Mapping[str, Any], saved: Any, what: str) -> None:
-    if not isinstance(saved, dict):
-        raise CheckpointError(f"the checkpoint has {_short(saved)} for {what}, not a dict. {_DAMAGED}")
+def _check_values(now: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> None:
     missing = [name for name in now if name not in saved and name not in _MAY_LACK]
     if missing:
         raise CheckpointError(
@@ -183,7 +215,9 @@ def _check_values(now: Mapping[str, Any], saved: Any, what: str) -> None:
             "one of the saved run."
         )
     for name, value in now.items():
-        if name in saved and name != "params" and not _alike(value, saved[name]):
+        free = name == "params" or (name in _CHOICES and saved.get(name) is None)
+        free |= name == "_schedulers" and isinstance(saved.get(name), (list, tuple))  # each is checked by itself
+        if name in saved and not free and not _alike(value, saved[name]):
             raise CheckpointError(
                 f"the checkpoint has {_short(saved[name])} for {name} of {what}, which here is {_short(value)}. {_DAMAGED}"
             )
@@ -256,11 +290,18 @@ def _is_number(value: Any) -> bool:
     return (isinstance(value, Tensor) and value.numel() == 1) or isinstance(value, (int, float))
 
 
+def _float(value: Any) -> float:
+    """Return a number as a float; NaN for what is none after all, such as a complex one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return math.nan
+
+
 def _alike(now: Any, saved: Any) -> bool:
     """Tell whether two values are of one kind: numbers, texts, dicts, lists of such; an unset option takes a number or a dict."""
-    if now is None or saved is None:
-        other = saved if now is None else now
-        return other is None or _is_number(other) or isinstance(other, dict)
+    if now is None:
+        return saved is None or _is_number(saved) or isinstance(saved, dict)
     if isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
         return (isinstance(now, list) or len(now) == len(saved)) and all(map(_alike, now, saved))
     if _is_number(now) and _is_number(saved):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import sys
+from threading import local
 from typing import Any
 
 import torch
@@ -46,21 +47,64 @@ def first_nonfinite(model: nn.Module, *inputs: Any) -> str | None:
 def pin_to_fp32(layer: nn.Module) -> None:
     """Make a layer run in float32 inside any autocast region, on inputs that are cast to float32 first.
 
-    It changes this layer alone, in place; its output is float32, and the next layer may cast that to 16 bits again. Autocast is
-    switched off for the device of the inputs. A copy of the layer, deep or pickled, is pinned too, and runs its own weights.
+    It changes this layer alone, in place, with two hooks; its output is float32, and the next layer may cast that to 16 bits
+    again. Autocast is switched off on the devices of the inputs and the weights. Copies of the layer, shallow, deep, pickled or
+    made for `nn.DataParallel`, are pinned too, and run their own weights. To pin twice is to pin once.
 
     Raises ValueError for a layer whose own weights are not float32: pinning cannot restore the bits that they have lost.
+    TypeError for what is no nn.Module.
     """
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"pin_to_fp32 needs a layer, an nn.Module, but got {layer!r:.60}: pass, for example, model.up.")
     if any(parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in layer.parameters()):
         raise ValueError("the layer's weights are not float32: call layer.float() before pinning it.")
-    layer.forward = partial(_forward_in_float32, layer)  # a copy of the layer copies this too, with the copy in it
+    if _enter not in layer._forward_pre_hooks.values():
+        # The layer keeps the handles: with them, a pickle reserves the hooks' numbers in the process that loads it.
+        layer._pinned = (  # type: ignore[assignment]
+            layer.register_forward_pre_hook(_enter, with_kwargs=True),
+            layer.register_forward_hook(_leave, prepend=True, always_call=True),
+        )
 
 
-def _forward_in_float32(layer: nn.Module, *inputs: Any, **named: Any) -> Any:
-    devices = {leaf.device.type for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)}
-    inputs, named = tree_map(_to_float32, (inputs, named))
-    with torch.autocast(next(iter(devices), "cpu"), enabled=False):
-        return type(layer).forward(layer, *inputs, **named)
+class _Entered(local):
+    """The calls of pinned layers that this thread is in: the number of each, and what autocast was on each device before."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, dict[str, bool]]] = []
+
+
+_entered = _Entered()
+
+
+@torch.compiler.disable
+def _enter(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
+    devices = {tensor.device.type for tensor in [*tensors, *layer.parameters()]}
+    before = {one: torch.is_autocast_enabled(one) for one in devices if torch.amp.is_autocast_available(one)}
+    result = tree_map(_to_float32, (inputs, named))
+    _entered.calls.append((_call(), before))
+    for one in before:
+        torch.set_autocast_enabled(one, False)
+    return result
+
+
+@torch.compiler.disable
+def _leave(*_: Any) -> None:
+    """Restore what was before this call; do nothing if `_enter` never ran in it, because a hook before it raised."""
+    calls, number = _entered.calls, _call()
+    places = [place for place, (one, _) in enumerate(calls) if one == number]
+    if places:
+        for device, enabled in calls[places[-1]][1].items():
+            torch.set_autocast_enabled(device, enabled)
+        del calls[places[-1] :]  # calls further in that KeyboardInterrupt ended, without their hooks, go as well
+
+
+def _call() -> int:
+    """Number the module's call that runs this hook: recursion gives one layer several at a time, and no two share a frame."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name != "_call_impl":
+        frame = frame.f_back
+    return id(frame)
 
 
 def _to_float32(leaf: Any) -> Any:

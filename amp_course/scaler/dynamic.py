@@ -192,6 +192,10 @@ class DynamicScaler:
         check_options(growth_interval=new_interval)
         self._growth_interval = new_interval
 
+    def _get_growth_tracker(self) -> int:
+        """Return how many clean steps there were in a row. It is private in PyTorch as well, and code that logs calls it."""
+        return self._growth_tracker if self._enabled else 0
+
     def is_enabled(self) -> bool:
         """Tell whether scaling is on."""
         return self._enabled

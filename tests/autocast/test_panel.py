@@ -108,7 +108,7 @@ def test_a_model_of_ones_own_and_what_it_raises():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("no model",), "wants an nn.Module"),
+        (("no model",), "needs an nn.Module"),
         ((nn.Linear(2, 2), torch.ones(3)), "raised RuntimeError"),
         ((nn.Linear(2, 2),), ""),
     ],

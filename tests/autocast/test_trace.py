@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from amp_course.autocast import TraceError, is_fake, trace
 from amp_course.autocast.isolation import _get, moved_copy
 from amp_course.autocast.records import short
+from amp_course.autocast.trace_html import panel_html
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from tests.autocast.test_chapter import Product
 
@@ -400,7 +401,9 @@ def test_a_result_that_depends_on_values_is_explained_among_fakes():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        (("net",), {}, TypeError, "wants an nn.Module and got a str"),
+        (("net",), {}, TypeError, "needs an nn.Module, but got a str"),
+        ((3,), {}, TypeError, "needs an nn.Module, but got an int: pass the model itself"),
+        ((Twice(), torch.ones(2, 4)), {"loss": 3}, TypeError, "you passed an int: write"),
         ((SimpleNet,), {}, TypeError, "the class SimpleNet: pass the model itself"),
         (
             (Twice(), torch.ones(2, 4, device="meta")),
@@ -498,3 +501,77 @@ def test_scripted_models_are_traced():
         warnings.simplefilter("ignore")  # deprecated in newer versions
         scripted = torch.jit.script(SimpleNet(8))
         assert len(trace(scripted, torch.randn(2, 8)).casts()) == 7
+
+
+class Calls(nn.Module):
+    """Multiplies by its weight with a function that it is given, or with a compiled method of its own."""
+
+    def __init__(self, product=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+        self.product = product or self.method
+
+    @torch.compile(backend="eager")
+    def method(self, x, w):
+        return x @ w
+
+    def forward(self, x):
+        return self.product(x, self.weight)
+
+
+def plain_product(x, w):
+    return x @ w
+
+
+@pytest.mark.parametrize("how", ["function", "default backend", "method", "loss", "in the backward pass"])
+def test_compiled_code_that_is_no_module_is_traced_uncompiled_and_said_to_be(how):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return compiled(gradient, torch.eye(4, dtype=gradient.dtype)), None
+
+    def of_loss(output):
+        return output.mean()
+
+    compiled = torch.compile(plain_product, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch imports for its default backend
+        inductor = torch.compile(plain_product)
+    product = {
+        "function": compiled,
+        "default backend": inductor,
+        "method": None,
+        "in the backward pass": Square.apply,
+    }.get(how, plain_product)
+    loss = torch.compile(of_loss, backend="eager") if how == "loss" else None
+    x = torch.rand(2, 4, requires_grad=True)
+    traced = trace(Calls(product), x, loss=loss)
+    assert [note for note in traced.notes if "ran uncompiled" in note] == list(traced.notes) != []
+    if how != "in the backward pass":
+        assert [(op.op, op.cast) for op in traced.of("(model)")] == [
+            (op.op, op.cast) for op in trace(Calls(plain_product), x).of("(model)")
+        ]
+    assert trace(Calls(plain_product), x).notes == ()
+
+
+def test_what_is_kept_from_the_compiler_is_not_taken_for_compiled_and_compiling_works_afterwards():
+    kept, seen = torch.compiler.disable(plain_product), []
+
+    def backend(graph, inputs):
+        seen.append(len(inputs))
+        return graph.forward
+
+    x, compiled = torch.rand(2, 4), torch.compile(plain_product, backend=backend)
+    assert trace(Calls(kept), x).notes == () and trace(Calls(compiled), x).notes != () and seen == []
+    compiled(x, torch.rand(4, 4))
+    assert seen == [2]
+
+
+def test_one_cast_is_no_casts():
+    traced = trace(Calls(plain_product), torch.rand(2, 4).bfloat16(), backward=False)
+    assert len(traced.casts()) == 1
+    assert "1 cast inserted" in str(traced) and "<b>1</b> cast inserted" in panel_html(traced, "forward", "")

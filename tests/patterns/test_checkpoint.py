@@ -385,6 +385,87 @@ def test_a_scheduler_or_optimizer_of_another_kind(tmp_path: Path) -> None:
     assert equal(before, everything(run))
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "words"),
+    [
+        (("optimizer", 0, "param_groups", 0, "lr"), None, "None for lr of the optimizer's group 0"),
+        (("optimizer", 0, "param_groups", 0, "lr"), NAN, "nan for lr of the optimizer's group 0"),
+        (("optimizer", 0, "param_groups", 0, "lr"), INF, "inf for lr of"),
+        (("optimizer", 0, "param_groups", 0, "lr"), -0.1, "-0.1 for lr of"),
+        (("optimizer", 0, "param_groups", 0, "lr"), torch.tensor(NAN), "nan for lr of"),
+        (("optimizer", 0, "param_groups", 0, "initial_lr"), NAN, "nan for initial_lr of"),
+        (("optimizer", 0, "param_groups", 0, "eps"), -1e-8, "-1e-08 for eps of"),
+        (("optimizer", 0, "param_groups", 0, "betas"), (0.9, NAN), "nan for betas of"),
+        (("optimizer", 0, "param_groups", 0, "betas"), (None, 0.9), "for betas of"),
+        (("optimizer", 0, "param_groups", 0, "weight_decay"), None, "None for weight_decay of"),
+        (("optimizer", 0, "param_groups", 0, "amsgrad"), None, "None for amsgrad of"),
+        (("optimizer", 0, "state", 0, "exp_avg"), None, "state 0 has None for exp_avg"),
+        (("optimizer", 0, "state", 1, "exp_avg_sq"), None, "state 1 has None for exp_avg_sq"),
+        (("optimizer", 0, "state", 0, "step"), None, "state 0 has None for step"),
+        (("optimizer", 0, "state", 0, "step"), NAN, "state 0 has nan for step"),
+        (("optimizer", 0, "state", 0, "step"), torch.tensor(-1.0), "state 0 has -1.0 for step"),
+        (("scheduler", 0, "_schedulers", 0), None, "has None for the scheduler's part 0, not a dict"),
+        (("scheduler", 0, "_schedulers", 1, "base_lrs"), [None], "for base_lrs of the scheduler's part 1"),
+        (("scheduler", 0, "_schedulers", 1, "base_lrs"), [NAN], "nan for base_lrs of the scheduler's part 1"),
+        (("scheduler", 0, "last_epoch"), None, "None for last_epoch of the scheduler"),
+    ],
+    ids=str,
+)
+def test_values_that_no_run_has_are_refused_by_their_place(tmp_path: Path, way: Any, value: Any, words: str) -> None:
+    def make() -> dict[str, Any]:
+        torch.manual_seed(0)
+        model, every = nn.Linear(3, 2), torch.optim.lr_scheduler
+        optimizer = torch.optim.Adam(model.parameters())
+        parts = [every.ConstantLR(optimizer), every.CosineAnnealingLR(optimizer, 9)]
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer, "scheduler": every.SequentialLR(optimizer, parts, [2])}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an optimizer that stepped before it had a scheduler
+        path = save_checkpoint(tmp_path / "run.pt", **make(), step=1)
+        again = make()
+    assert load_checkpoint(path, **again).step == 1
+    before = copy.deepcopy(again["optimizer"].state_dict())
+    torch.save(without(torch.load(path, weights_only=True), way, lambda _: value), path)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(path, **again)
+    assert equal(before, again["optimizer"].state_dict())
+
+
+def test_an_option_that_the_older_torch_did_not_have_stays_as_it_is_here(tmp_path: Path) -> None:
+    class Newer(torch.optim.LBFGS):
+        """As LBFGS may be one day: an option more, which nothing fills in."""
+
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters)
+            self.param_groups[0]["maximize"] = True
+
+    model = nn.Linear(3, 2)
+    path = save_checkpoint(
+        tmp_path / "run.pt", model=model, optimizer=torch.optim.LBFGS(model.parameters(), 0.5), step=1
+    )
+    newer = Newer(model.parameters())
+    load_checkpoint(path, model=model, optimizer=newer)
+    assert newer.param_groups[0]["maximize"] is True and newer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_choice_left_to_torch_and_infinities_that_are_meant_are_loaded(tmp_path: Path) -> None:
+    def make(foreach: bool | None) -> dict[str, Any]:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(
+            [{"params": model.parameters(), "limit": INF}], lr=0.1, momentum=0.9, foreach=foreach
+        )
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"model": model, "optimizer": optimizer, "scheduler": plateau}
+
+    path = save_checkpoint(tmp_path / "run.pt", **make(None), step=1)
+    assert load_checkpoint(path, **make(True)).step == 1
+
+
 def _schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
     every = torch.optim.lr_scheduler
     momentum = any(key in optimizer.param_groups[0] for key in ("momentum", "betas"))

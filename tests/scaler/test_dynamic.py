@@ -489,3 +489,20 @@ def test_the_scale_stays_where_float32_ends_and_falls_to_nothing_at_last():
         scaler.step(optimizer)
         scaler.update()
     assert scaler.get_scale() == 0  # as PyTorch's: chapter 05 shows why, and the cure
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_clean_streak_is_told_under_pytorchs_private_name(enabled):
+    seen = []
+    for kind in (torch.amp.GradScaler, DynamicScaler):
+        scaler = kind("cpu", growth_interval=3, enabled=enabled)
+        weight = nn.Parameter(torch.ones(1))
+        optimizer, streaks = torch.optim.SGD([weight], lr=0.1), [scaler._get_growth_tracker()]
+        for factor in (1.0, 1.0, 1.0, 1.0, float("inf"), 1.0):
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            streaks.append(scaler._get_growth_tracker())
+        seen.append(streaks)
+    assert seen[0] == seen[1] == ([0, 1, 2, 0, 1, 0, 1] if enabled else [0] * 7)
