@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -98,11 +99,14 @@ def _changed_variables(was: dict[str, str]) -> list[str]:
 
 
 def _set_environment(was: dict[str, str]) -> None:
-    for name in _changed_variables(was):
+    changed = _changed_variables(was)
+    for name in changed:
         if name in was:
             os.environ[name] = was[name]
         else:
             del os.environ[name]
+    if "TZ" in changed and hasattr(time, "tzset"):  # Windows has none
+        time.tzset()
 
 
 # --- threads and processes --------------------------------------------------------------------------------------------
