@@ -336,6 +336,22 @@ print(left.leaks, left.remarks)
     assert done.stdout == "[] []\n", done.stdout + done.stderr
 
 
+def test_the_first_compiled_function_of_a_process_is_not_accused() -> None:
+    """PyTorch puts an `__init__` of its own into `nn.Module` then."""
+    code = """
+import torch
+from amp_course.checking.sandbox import sandbox
+from amp_course.checking.warmup import load_lazy_modules
+load_lazy_modules()
+before = torch.nn.Module.__init__
+with sandbox() as left:
+    torch.compile(torch.nn.Linear(1, 1), backend="eager")(torch.ones(1, 1))
+print(left.leaks, left.remarks, torch.nn.Module.__init__ is not before)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[] [] True\n", done.stdout + done.stderr
+
+
 def test_a_backend_that_the_answer_chooses_before_pyplot_is_loaded() -> None:
     code = """
 import matplotlib
@@ -361,7 +377,6 @@ def test_what_torch_and_python_change_themselves_is_not_accused() -> None:
         weight.register_hook(lambda grad: grad).remove()  # counts its handles in a public name of a class
         with torch.profiler.profile(), torch.autograd.set_multithreading_enabled(False), forward_ad.dual_level():
             torch.ones(1)
-        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
         with plt.rc_context({"font.size": 3}):
             plt.close(plt.figure())
     assert left.leaks == left.remarks == []

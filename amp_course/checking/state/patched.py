@@ -106,7 +106,8 @@ def _by_torch(value: Any, original: Any = None) -> bool:
     """Tell whether torch itself did it: it wraps an optimizer's `step` when the first one is made, and more to compile."""
     if _type(value) is not types.FunctionType or not value.__code__.co_filename.startswith(_TORCH):
         return False
-    return original is None or value.__dict__.get("__wrapped__") is original
+    by_compiler = value.__qualname__.startswith("install_generation_tagging_init.")  # of the first `torch.compile`
+    return original is None or by_compiler or value.__dict__.get("__wrapped__") is original
 
 
 def _put_back(was: Snapshot) -> None:

@@ -20,6 +20,8 @@ _LIBRARIES = (
     "TORCHINDUCTOR_",
     "TRITON_",
     "MPLCONFIGDIR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
 )  # variables that libraries set themselves
 _SETTLING = 0.05  # seconds that threads have for ending before they count as left running
 
