@@ -131,7 +131,7 @@ def explain(error: BaseException) -> str:
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
     if not line:  # the judge fell over the answer, or could not call it
         doubt = "does it take and return what the task says, with that shape and dtype?"
-        return f"the check could not go on with your answer ({raised}): {meaning or doubt}"
+        return f"the check could not continue with your answer ({raised}): {meaning or doubt}"
     return f"your code raised {raised}{line}" + (f": {meaning}" if meaning else "")
 
 

@@ -119,10 +119,10 @@ def test_odd_returns_are_told_clearly(exercise, given):
         return given
 
     outcome = exercise.check({"differs": 1.1, "to_bf16": answer} if exercise is round_bf16 else answer)
-    assert outcome.state == "not yet" and "could not go on" not in outcome.message
+    assert outcome.state == "not yet" and "could not continue" not in outcome.message
     if exercise is round_bf16:  # and in place of the number
         outcome = exercise.check({"differs": given, "to_bf16": answers.b_right})
-        assert outcome.state == "not yet" and "could not go on" not in outcome.message
+        assert outcome.state == "not yet" and "could not continue" not in outcome.message
 
 
 @pytest.mark.parametrize("exercise", [e for e in ALL if e is not round_bf16], ids=lambda exercise: exercise.name)

@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "wrong values": (lambda x: x, "not doubled"),
     "a number": (
         lambda x: 2.0,
-        "could not go on with your answer (AttributeError: 'float' object has no attribute 'dtype')",
+        "could not continue with your answer (AttributeError: 'float' object has no attribute 'dtype')",
     ),
     "an array": (lambda x: np.zeros(2), "the result is float64"),
     "too few parameters": (lambda: 1, "compare its signature with the task"),

@@ -327,7 +327,7 @@ def test_readers_files(file: str) -> None:
 
 def test_an_error_in_the_check_itself_is_put_down_to_the_answer() -> None:
     told = explain(TypeError("float() argument must be a string or a real number, not 'NoneType'"))
-    assert told.startswith("the check could not go on with your answer (TypeError: float() argument")
+    assert told.startswith("the check could not continue with your answer (TypeError: float() argument")
     assert "shape and dtype" in told
 
 
@@ -354,7 +354,7 @@ def test_a_full_disk_is_not_the_answers_fault() -> None:
     """Raised by the judge, when it writes a file to try the answer with."""
     told = explain(OSError(errno.ENOSPC, "No space left on device"))
     assert told == (
-        "the check could not go on with your answer (OSError: [Errno 28] No space left on device): the disk is full, so "
+        "the check could not continue with your answer (OSError: [Errno 28] No space left on device): the disk is full, so "
         "delete something from it"
     )
 

@@ -1,7 +1,8 @@
-"""Functions, classes and modules that an answer replaces: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`.
+"""Names that an answer binds anew: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`, `math.pi = …`.
 
 Watched are Python's commonest modules, NumPy's, the public ones of torch that a training uses, and the course's, with the classes
-of the last two. A name that is new in a module harms nobody and stays; a method that is new in a class hides an inherited one.
+of the last two; of what is no function, class or module, public constants. A name that is new in a module harms nobody and
+stays; one that is new in a class hides an inherited one, or adds to all its objects.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _WATCHED = re.compile(
 _OWNERS = ("torch", "amp_course")  # packages whose classes are watched
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DESCRIPTORS = {types.ModuleType, types.GetSetDescriptorType, property, staticmethod, classmethod}
+_CONSTANTS = {torch.dtype, torch.device, torch.Generator, float, int, bool}
+# Public names that libraries bind anew: of `time.tzset`, and a counter of torch's hooks. Their other variables are private.
+_VARIABLES = {"timezone", "altzone", "daylight", "next_id"}
 _SET_WITH_THE_DTYPE = (torch, "Storage")
 _NEW = object()
 # A learner may replace these builtins, and the comparison must not run the learner's.
@@ -71,8 +75,12 @@ def _counts(value: Any) -> bool:
     return _callable(value) or _type(value) in _DESCRIPTORS
 
 
+def _is_constant(name: str, value: Any) -> bool:
+    return _type(value) in _CONSTANTS and name[0] != "_" and name not in _VARIABLES
+
+
 def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
-    """Return (module or class, name, original) for each function, class or module that is another one now."""
+    """Return (module or class, name, original) for each name that stands for something else now."""
     found = []
     for owner, old in was:
         now = _names(owner)
@@ -80,13 +88,17 @@ def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
             continue
         for name, value in old.items():
             other = now.get(name, _NEW)
-            if other is value or not _counts(value) or _by_torch(other, value):
+            if other is value or not (_counts(value) or _is_constant(name, value)) or _by_torch(other, value):
                 continue
             if (owner, name) != _SET_WITH_THE_DTYPE:
                 found.append((owner, name, value))
         if _is_class(owner):
             added = [(name, value) for name, value in now.items() if name not in old]
-            found += [(owner, name, _NEW) for name, value in added if _counts(value) and not _by_torch(value)]
+            found += [
+                (owner, name, _NEW)
+                for name, value in added
+                if (_counts(value) or name[0] != "_") and not _by_torch(value)
+            ]
     return found
 
 
@@ -94,7 +106,8 @@ def _by_torch(value: Any, original: Any = None) -> bool:
     """Tell whether torch itself did it: it wraps an optimizer's `step` when the first one is made, and more to compile."""
     if _type(value) is not types.FunctionType or not value.__code__.co_filename.startswith(_TORCH):
         return False
-    return original is None or value.__dict__.get("__wrapped__") is original
+    by_compiler = value.__qualname__.startswith("install_generation_tagging_init.")  # of the first `torch.compile`
+    return original is None or by_compiler or value.__dict__.get("__wrapped__") is original
 
 
 def _put_back(was: Snapshot) -> None:
@@ -109,7 +122,7 @@ def _put_back(was: Snapshot) -> None:
 def _tell(was: Snapshot, found: list[tuple[Any, str, Any]]) -> str:
     return (
         f"your code replaces {listed({f'{owner.__name__}.{name}' for owner, name, _ in found})} for the whole notebook, so later "
-        "cells would run yours. Give your function a name of its own and leave the original as it is"
+        "cells would use yours. Give what you made a name of its own and leave the original as it is"
     )
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ _LIBRARIES = (
     "TORCHINDUCTOR_",
     "TRITON_",
     "MPLCONFIGDIR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
 )  # variables that libraries set themselves
 _SETTLING = 0.05  # seconds that threads have for ending before they count as left running
 
@@ -98,11 +101,14 @@ def _changed_variables(was: dict[str, str]) -> list[str]:
 
 
 def _set_environment(was: dict[str, str]) -> None:
-    for name in _changed_variables(was):
+    changed = _changed_variables(was)
+    for name in changed:
         if name in was:
             os.environ[name] = was[name]
         else:
             del os.environ[name]
+    if "TZ" in changed and hasattr(time, "tzset"):  # Windows has none
+        time.tzset()
 
 
 # --- threads and processes --------------------------------------------------------------------------------------------
