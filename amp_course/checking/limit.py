@@ -54,7 +54,7 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
 
 
 def _by_timer(seconds: float, work: Callable[[], T]) -> T:
-    armed, shots, late = True, 0, TimeUp()
+    armed, shots, late = False, 0, TimeUp()
     outermost = sys._getframe()
 
     def ring(signum: int, frame: FrameType | None) -> None:
@@ -72,6 +72,7 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
     try:
+        armed = True  # here: on a busy machine a short limit may be up before this line, and nothing would be put back
         return work()
     finally:
         armed = False  # subtle: Python delivers no signal between the end of the work and this store
@@ -126,14 +127,21 @@ def _by_watchdog(seconds: float, work: Callable[[], T]) -> T:
                 wait = _AGAIN if shots == 1 else _INSIST + _odd_moment(shots)
 
     dog = threading.Thread(target=watch, daemon=True, name="amp_course time limit")
-    dog.start()
     try:
+        dog.start()  # here: on a busy machine a short limit may be up before it returns
         return work()
     finally:
         armed = False
         clear()  # an exception that was set but not yet raised must not hit the caller later
-        done.set()
-        dog.join()
+        while True:
+            try:  # the dog may have been about to throw once more, and that hits us here
+                done.set()
+                if dog.ident is not None:
+                    dog.join()
+                break
+            except TimeUp:
+                continue
+        clear()
         _unset_breaker(throw)
         if shots and not isinstance(sys.exc_info()[1], TimeUp):
             raise TimeUp

@@ -251,6 +251,40 @@ def test_nothing_is_thrown_in_another_thread_after_the_work_is_done() -> None:
 
 
 @needs_timer
+def test_a_machine_so_busy_that_the_time_is_up_before_the_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing may go on ringing: not the watchdog, not the timer."""
+    start, setitimer, ends = threading.Thread.start, signal.setitimer, []
+
+    def slow_start(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "amp_course time limit":
+            time.sleep(0.05)
+
+    def slow_setitimer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        found = setitimer(which, seconds, interval)
+        if seconds == 0.01:
+            time.sleep(0.05)
+        return found
+
+    def run() -> None:
+        with contextlib.suppress(TimeUp):
+            within(0.01, lambda: None)
+        time.sleep(0.3)
+        ends.append("whole")
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    monkeypatch.setattr(signal, "setitimer", slow_setitimer)
+    before = signal.getsignal(signal.SIGALRM)
+    run()
+    assert signal.getsignal(signal.SIGALRM) == before
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join(20)
+    assert ends == ["whole"] * 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "amp_course time limit"]
+
+
+@needs_timer
 def test_the_end_of_the_work_and_of_the_time_at_once() -> None:
     for n in range(100):
         with contextlib.suppress(TimeUp):
