@@ -326,7 +326,7 @@ TORCH["saved tensors forbidden"] = (
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     for _name, _value in {
         "mkldnn.matmul.fp32_precision": "bf16", "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "ieee",
-        "cudnn.fp32_precision": "ieee", "mkldnn.fp32_precision": "tf32", "fp32_precision": "tf32",
+        "mkldnn.fp32_precision": "tf32", "fp32_precision": "tf32",
     }.items():  # fmt: skip
         _set = set_backend(_name, _value) if "." in _name else lambda: setattr(torch.backends, "fp32_precision", "tf32")
         TORCH[_name] = (_set, all_precisions, "float32 matmul", NOTE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking.state.item import Item, changed_keys, listed
+from amp_course.checking.state.item import Item, listed
 
 # Plain attributes below `torch.backends`. None of them starts CUDA, and any may be missing in some version of torch.
 _FLAGS = (
@@ -53,9 +53,15 @@ def _backends() -> dict[str, Any]:
     return found
 
 
+def _changed_backends(was: dict[str, Any]) -> list[str]:
+    """Return the names whose values differ; torch 2.6 loads some late (`opt_einsum`), and what is new was not changed."""
+    now = _backends()
+    return [name for name in was if name in now and was[name] != now[name]]
+
+
 def _set_backends(was: dict[str, Any]) -> None:
     setters = dict(_FUNCTIONS)
-    for name in changed_keys(was, _backends()):
+    for name in _changed_backends(was):
         if name in setters:
             operator.attrgetter(setters[name])(torch.backends)(was[name])
         else:
@@ -152,10 +158,11 @@ TORCH_SETTINGS = (
     Item(
         _backends,
         _set_backends,
-        lambda was, now: (
-            f"your code changed {listed([f'torch.backends.{name}' for name in changed_keys(was, now)])}; that is put back."
+        lambda was, names: (
+            f"your code changed {listed([f'torch.backends.{name}' for name in names])}; that is put back."
         ),
         fault=False,
+        find=_changed_backends,
     ),
     Item(
         lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
