@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -335,7 +336,7 @@ def test_make_with_no_python_says_what_to_do(python: str, tmp_path: Path) -> Non
         said.startswith(f"amp_course: {python} does not run here as a Python 3")
         and "make lab PYTHON=python3.12" in said
     )
-    assert stop.startswith("make: ***")
+    assert re.match(r"make(\[\d+\])?: \*\*\*", stop)  # a number where make runs the tests
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")

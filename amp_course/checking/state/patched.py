@@ -1,8 +1,8 @@
 """Names that an answer binds anew: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`, `math.pi = …`.
 
 Watched are Python's commonest modules, NumPy's, the public ones of torch that a training uses, and the course's, with the classes
-of the last two; of what is no function, class or module, public constants. A name that is new in a module harms nobody and
-stays; one that is new in a class hides an inherited one, or adds to all its objects.
+of the last two; of what is no function, class or module, the constants of modules. A name that is new in a module harms nobody
+and stays; one that is new in a class hides an inherited one, or adds to all its objects.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ _WATCHED = re.compile(
 _OWNERS = ("torch", "amp_course")  # packages whose classes are watched
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DESCRIPTORS = {types.ModuleType, types.GetSetDescriptorType, property, staticmethod, classmethod}
-_CONSTANTS = {torch.dtype, torch.device, torch.Generator, float, int, bool}
-# Public names that libraries bind anew: of `time.tzset`, and a counter of torch's hooks. Their other variables are private.
-_VARIABLES = {"timezone", "altzone", "daylight", "next_id"}
+_CONSTANTS = {torch.dtype, torch.device, torch.Generator}
+_NUMBERS = {
+    float,
+    int,
+    bool,
+}  # constants in these modules; elsewhere libraries count with them (`FakeTensorMode.cache_hits`)
+_WITH_NUMBERS = {"math", "numpy", "torch"}
 _SET_WITH_THE_DTYPE = (torch, "Storage")
 _NEW = object()
 # A learner may replace these builtins, and the comparison must not run the learner's.
@@ -75,8 +79,10 @@ def _counts(value: Any) -> bool:
     return _callable(value) or _type(value) in _DESCRIPTORS
 
 
-def _is_constant(name: str, value: Any) -> bool:
-    return _type(value) in _CONSTANTS and name[0] != "_" and name not in _VARIABLES
+def _is_constant(owner: Any, name: str, value: Any) -> bool:
+    if _is_class(owner) or name[0] == "_":
+        return False
+    return _type(value) in _CONSTANTS or (_type(value) in _NUMBERS and owner.__name__ in _WITH_NUMBERS)
 
 
 def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
@@ -88,17 +94,13 @@ def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
             continue
         for name, value in old.items():
             other = now.get(name, _NEW)
-            if other is value or not (_counts(value) or _is_constant(name, value)) or _by_torch(other, value):
+            if other is value or not (_counts(value) or _is_constant(owner, name, value)) or _by_torch(other, value):
                 continue
             if (owner, name) != _SET_WITH_THE_DTYPE:
                 found.append((owner, name, value))
         if _is_class(owner):
             added = [(name, value) for name, value in now.items() if name not in old]
-            found += [
-                (owner, name, _NEW)
-                for name, value in added
-                if (_counts(value) or name[0] != "_") and not _by_torch(value)
-            ]
+            found += [(owner, name, _NEW) for name, value in added if _counts(value) and not _by_torch(value)]
     return found
 
 
