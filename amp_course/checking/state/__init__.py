@@ -7,8 +7,8 @@ matplotlib and others (`libraries`). Random states are in `kit.random_state`, SI
 Nothing here starts CUDA.
 
 Not covered: what an answer changes inside objects (a list, a model, a function's code), files that it writes, `faulthandler`,
-resource limits, file descriptors (`os.dup2`), private variables of libraries and plain ones of classes, and a matplotlib that it is
-the first to load. Threads and processes that it starts are named and go on running.
+resource limits, file descriptors (`os.dup2`), private variables of libraries and plain ones of classes, and a matplotlib that
+it is the first to load. Threads and processes that it starts are named and go on running.
 """
 
 from amp_course.checking.state.interpreter import INTERPRETER
