@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = ["--nbval-current-env", "--nbval-cell-timeout=120", "--timeout=600", "-p", "no:cacheprovider"]
+NBVAL += ["-p", "tests.notebooks.kernel_start"]
 
 
 def pytest(*arguments: str) -> list[str]:
