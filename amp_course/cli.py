@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem = str(error)
     except BrokenPipeError:
         _silence()
-        return 141  # as any program that SIGPIPE ends: whoever reads has seen enough
+        return 141  # as any program that SIGPIPE ends: the reader has seen enough
     except KeyboardInterrupt:
         return 130
     except OSError as error:

@@ -87,7 +87,7 @@ def _fetch(git: Git) -> str:
 
 
 def _put_aside(git: Git, target: str, kept_folder: Path) -> list[str]:
-    """Move what the reader changed, and whatever stands in the way, to the folder, and put the course's own version back.
+    """Move what the reader changed, and whatever is in the way, to the folder, and put the course's own version back.
 
     That is every changed notebook, and every other changed file that the new version changes too. A file that equals either
     version of the course is not the reader's. Returns the names of the files that were moved.

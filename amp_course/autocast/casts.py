@@ -1,4 +1,4 @@
-"""Put each cast down to whoever made it, and each use of a weight to the cache: from what ran and who called it to `Op`s."""
+"""Attribute each cast to what made it, and each use of a weight to the cache: from what ran and who called it to `Op`s."""
 
 from __future__ import annotations
 

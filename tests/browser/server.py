@@ -45,7 +45,7 @@ class Lab:
 
     def _share_environment(self) -> None:
         """Let the copy use the packages of the clone's .venv, with a stamp of its own: several labs start at once, and one
-        that installed anew, for its new folder, would take the stamp from under the others.
+        that installed again, for its new folder, would take the stamp from under the others.
         """
         venv, stamp = ROOT / ".venv", ROOT / ".venv" / "installed.json"
         if not stamp.exists():

@@ -1,7 +1,7 @@
-"""Names that an answer binds anew: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`, `math.pi = …`.
+"""Names that an answer rebinds: `F.softmax = …`, `builtins.print = …`, `nn.Linear.forward = …`, `math.pi = …`.
 
 Watched are Python's commonest modules, NumPy's, the public ones of torch that a training uses, and the course's, with the classes
-of the last two; of what is no function, class or module, the constants of modules. A name that is new in a module harms nobody
+of the last two, and the constants of modules. A name that is new in a module harms nobody
 and stays; one that is new in a class hides an inherited one, or adds to all its objects.
 """
 
