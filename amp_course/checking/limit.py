@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _INSIST = 0.003  # seconds between further attempts
+_STEPS = 200  # bytecodes between two attempts, at most
 _IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
 
@@ -55,17 +56,21 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
 
 def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     armed, shots, late = False, 0, TimeUp()
-    outermost = sys._getframe()
+    outermost, old = sys._getframe(), (sys.gettrace(), sys.getprofile())
+
+    def spared(frame: FrameType | None) -> bool:
+        return not armed or (_imports_library(frame, outermost) and time.monotonic() < began + seconds + _IMPORT)
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal shots
-        if not armed or (_imports_library(frame, outermost) and time.monotonic() < began + seconds + _IMPORT):
+        if spared(frame):
             return
         shots += 1
         if shots == 1:
             raise late
-        # It was swallowed: ring at odd moments from now on, until one falls between the `try` blocks.
-        signal.setitimer(signal.ITIMER_REAL, _odd_moment(shots), _INSIST)
+        # It was swallowed, and this one may be too: others follow, after one bytecode more each time.
+        signal.setitimer(signal.ITIMER_REAL, _INSIST, _INSIST)
+        _follow(frame, outermost, (shots - 2) % _STEPS, spared)
         raise TimeUp
 
     began = time.monotonic()
@@ -76,6 +81,9 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
         return work()
     finally:
         armed = False  # subtle: Python delivers no signal between the end of the work and this store
+        if shots > 1:
+            sys.settrace(old[0])
+            sys.setprofile(old[1])
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
         if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
@@ -83,6 +91,42 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
             signal.setitimer(signal.ITIMER_REAL, left, old_interval)
         if shots:
             raise late  # with the line that it first hit, whatever the work made of it
+
+
+def _follow(
+    frame: FrameType | None, outermost: FrameType, steps: int, spared: Callable[[FrameType | None], bool]
+) -> None:
+    """Raise TimeUp once more, `steps` bytecodes after the code that `outermost` has called caught the one before.
+
+    The first bytecode is that of an `except` or `finally`, and what is raised there leaves its `try` statement; a later one
+    may lie between two of them. Python ends the tracing as it raises, so the profiler takes over until the next call.
+    """
+    left = steps
+
+    def next_bytecode(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        left -= event in ("line", "opcode")
+        if left >= 0:
+            return
+        if spared(frame):
+            sys.settrace(None)
+            return
+        sys.setprofile(next_call)
+        raise TimeUp
+
+    def next_call(frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "c_call"):
+            return
+        if spared(frame):
+            sys.setprofile(None)
+            return
+        _follow(frame, outermost, steps, spared)
+        raise TimeUp
+
+    while frame is not None and frame is not outermost:
+        frame.f_trace, frame.f_trace_opcodes = next_bytecode, True  # before `settrace`, which else leaves out bytecodes
+        frame = frame.f_back
+    sys.settrace(next_bytecode)
 
 
 def _odd_moment(shots: int) -> float:

@@ -13,7 +13,7 @@ def load_lazy_modules() -> None:
     """Return when everything is loaded; at once from the second call on.
 
     The work is done in a thread of its own, so that Ctrl-C ends the waiting and not an import half way: torch cannot be
-    loaded again after that. Whoever comes next waits for the rest.
+    loaded again after that. The next call waits for the rest.
     """
     with _starting:
         if not _started.is_set():

@@ -6,6 +6,7 @@ import decimal
 import functools
 import gc
 import io
+import itertools
 import locale
 import logging
 import multiprocessing
@@ -29,7 +30,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 from amp_course.checking.sandbox import sandbox
 
@@ -470,6 +471,16 @@ def test_all_of_it_at_once() -> None:
             with contextlib.suppress(Exception):  # some cannot work any more after others
                 change()
     assert [probe() for _, probe, *_ in EVERYTHING.values()] == before
+
+
+@pytest.mark.parametrize("kinds", list(itertools.permutations([Counting, FakeTensorMode])))
+def test_modes_that_began_in_any_order_leave_none_behind(kinds: tuple[type[Any], ...]) -> None:
+    """The compiler asks torch's flags and not its stack: with one left up it compiles nothing."""
+    with sandbox() as left:
+        for kind in kinds:
+            enter(kind())
+    assert len(left.leaks) == 1
+    assert not is_in_torch_dispatch_mode() and not is_in_torch_dispatch_mode(include_infra_modes=False)
 
 
 # --- what cannot be put back -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -111,6 +112,27 @@ def numbers() -> Iterator[int]:
         yield 1
 
 
+def deeply_nested(levels: int = 8):
+    if levels == 0:
+        time.sleep(1000)
+    while True:
+        try:
+            deeply_nested(levels - 1)
+        except:
+            continue
+
+
+def retries_in_the_handler():
+    while True:
+        try:
+            time.sleep(1000)
+        except:
+            try:
+                time.sleep(1000)
+            except:
+                pass
+
+
 def endless_generator():
     return sum(numbers())
 
@@ -140,7 +162,7 @@ EVERYWHERE = [
 ]  # fmt: skip
 MAIN_THREAD = [
     sleeping, waiting_for_a_lock, bare_except_on_one_line, except_base_exception, nested_excepts,
-    finally_that_continues, suppressed,
+    finally_that_continues, suppressed, deeply_nested, retries_in_the_handler,
 ]  # fmt: skip
 
 
@@ -153,6 +175,41 @@ def test_endless_code_is_stopped(endless: Callable[[], Any], monkeypatch: pytest
     with pytest.raises(TimeUp):
         within(0.1, endless)
     assert 0.1 <= time.monotonic() - began < 5
+
+
+@needs_timer
+def test_a_debuggers_trace_goes_on_where_it_stood() -> None:
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(TimeUp):
+            within(0.1, except_base_exception)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+
+
+@needs_timer
+def test_a_library_that_is_imported_once_the_time_is_up_comes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\nfor _ in range(100): time.sleep(0.01)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("amp_course.checking.limit.is_readers", lambda name: "slow_to_import" not in name)
+
+    def imports_once_stopped() -> None:
+        while True:
+            try:
+                time.sleep(1000)
+            except:
+                import slow_to_import  # type: ignore[import-not-found]  # noqa: F401
+
+    with pytest.raises(TimeUp):
+        within(0.1, imports_once_stopped)
+    assert sys.modules.pop("slow_to_import").whole
 
 
 @pytest.mark.parametrize("endless", EVERYWHERE)

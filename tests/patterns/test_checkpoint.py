@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.patterns import CheckpointError, Position, Run, check_resume, load_checkpoint, save_checkpoint
+from amp_course.patterns.checkpoint_checks import _ADDED
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -437,12 +438,14 @@ def test_values_that_no_run_has_are_refused_by_their_place(tmp_path: Path, way: 
 
 
 def test_an_option_that_the_older_torch_did_not_have_stays_as_it_is_here(tmp_path: Path) -> None:
+    option = next(name for name in _ADDED if name not in torch.optim.LBFGS([torch.zeros(1)]).defaults)
+
     class Newer(torch.optim.LBFGS):
         """As LBFGS may be one day: an option more, which nothing fills in."""
 
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters)
-            self.param_groups[0]["maximize"] = True
+            self.param_groups[0][option] = True
 
     model = nn.Linear(3, 2)
     path = save_checkpoint(
@@ -450,7 +453,7 @@ def test_an_option_that_the_older_torch_did_not_have_stays_as_it_is_here(tmp_pat
     )
     newer = Newer(model.parameters())
     load_checkpoint(path, model=model, optimizer=newer)
-    assert newer.param_groups[0]["maximize"] is True and newer.param_groups[0]["lr"] == 0.5
+    assert newer.param_groups[0][option] is True and newer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_choice_left_to_torch_and_infinities_that_are_meant_are_loaded(tmp_path: Path) -> None:

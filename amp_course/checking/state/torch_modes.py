@@ -62,6 +62,10 @@ def _set_dispatch_modes(was: tuple[Any, ...]) -> None:
         (kind if issubclass(kind, TorchDispatchMode) else TorchDispatchMode).__exit__(mode, None, None, None)
     for mode in was[len(now) :]:
         TorchDispatchMode.__enter__(mode)
+    # torch puts its flags back right only if the mode that began last ends first, but on the stack its own come first.
+    flags = vars(sys.modules["torch.utils._python_dispatch"])
+    flags["_is_in_torch_dispatch_mode"] = bool(was)
+    flags["_is_in_non_infra_torch_dispatch_mode"] = any(not mode.is_infra_mode() for mode in was)
 
 
 def _tell_mode(was: tuple[Any, ...], now: tuple[Any, ...]) -> str:
