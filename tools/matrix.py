@@ -183,13 +183,16 @@ def run_tests(tree: Path, parts: list[str], environment: dict[str, str]) -> tupl
             encoding="utf-8",
             errors="replace",
         )
+        failed_before = totals[1]
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
             if re.match(r"=*\s*\d+ (passed|failed|skipped|error)", line):
                 for index, word in enumerate(("passed", "(?:failed|errors?)", "skipped")):
                     totals[index] += sum(map(int, re.findall(rf"(\d+) {word}\b", line)))
-        sound &= process.wait() == 0
+        if process.wait() != 0:
+            sound = False
+            totals[1] += totals[1] == failed_before  # it ended early, without a count: that is a failure too
     return totals, sound
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from amp_course.checking.explain import is_readers
 
@@ -56,7 +56,7 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
 
 def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     armed, shots, late = False, 0, TimeUp()
-    outermost, old = sys._getframe(), (sys.gettrace(), sys.getprofile())
+    outermost, old, handled = sys._getframe(), (sys.gettrace(), sys.getprofile()), sys.exception()
 
     def spared(frame: FrameType | None) -> bool:
         return not armed or (_imports_library(frame, outermost) and time.monotonic() < began + seconds + _IMPORT)
@@ -76,21 +76,37 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     began = time.monotonic()
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    result: T | None = None
+    error: BaseException | None = None
     try:
         armed = True  # here: on a busy machine a short limit may be up before this line, and nothing would be put back
-        return work()
+        result = work()
+    except BaseException as raised:
+        error = raised
+    armed = False  # subtle: Python delivers no signal between the end of the work and this store
+    if shots > 1:
+        sys.settrace(old[0])
+        sys.setprofile(old[1])
+        _set_handled(handled)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
+    if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
+        left = max(0.01, old_delay - (time.monotonic() - began))
+        signal.setitimer(signal.ITIMER_REAL, left, old_interval)
+    if shots:
+        raise late  # with the line that it first hit, whatever the work made of it
+    try:
+        if error is not None:
+            raise error
+        return cast(T, result)
     finally:
-        armed = False  # subtle: Python delivers no signal between the end of the work and this store
-        if shots > 1:
-            sys.settrace(old[0])
-            sys.setprofile(old[1])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
-        if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
-            left = max(0.01, old_delay - (time.monotonic() - began))
-            signal.setitimer(signal.ITIMER_REAL, left, old_interval)
-        if shots:
-            raise late  # with the line that it first hit, whatever the work made of it
+        del error  # it refers to this frame, and the frame to it
+
+
+def _set_handled(error: BaseException | None) -> None:
+    """Tell Python which exception is being handled: one that is raised in the last bytecodes of an `except` stays so for ever."""
+    if sys.exception() is not error:
+        ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(error))
 
 
 def _follow(

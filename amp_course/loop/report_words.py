@@ -74,7 +74,9 @@ def _find_reason(support: DtypeSupport | None) -> str:
     """Say why a recipe gained nothing, as far as the machine's measured matmuls tell."""
     if support is None or support.times_fp32 is None:
         return ""
-    measured = f"{_article(support.name)} {support.name} matmul takes {_times(support.times_fp32)} fp32's time on this machine"
+    measured = (
+        f"{_article(support.name)} {support.name} matmul takes {_times(support.times_fp32)} fp32's time on this machine"
+    )
     if support.times_fp32 >= FASTER:
         return f"There is no time to gain: {measured}."
     return (

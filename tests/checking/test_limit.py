@@ -178,6 +178,21 @@ def test_endless_code_is_stopped(endless: Callable[[], Any], monkeypatch: pytest
 
 
 @needs_timer
+@pytest.mark.parametrize("endless", MAIN_THREAD)
+def test_no_exception_counts_as_handled_afterwards(endless: Callable[[], Any]) -> None:
+    with pytest.raises(TimeUp):
+        within(0.05, endless)
+    assert sys.exception() is None
+    try:
+        raise KeyError
+    except KeyError as error:
+        with pytest.raises(TimeUp):
+            within(0.05, endless)
+        assert sys.exception() is error
+    assert sys.exception() is None
+
+
+@needs_timer
 def test_a_debuggers_trace_goes_on_where_it_stood() -> None:
     def trace(frame: FrameType, event: str, _: object) -> None:
         return None
