@@ -166,11 +166,16 @@ MAIN_THREAD = [
 ]  # fmt: skip
 
 
-@needs_timer
-@pytest.mark.parametrize("endless", EVERYWHERE + MAIN_THREAD)
-def test_endless_code_is_stopped(endless: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    # The bell may ring in a callback that the garbage collector runs, and then again in pytest's record of that.
+@pytest.fixture
+def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pytest keep no record of what is raised in callbacks of the garbage collector: the bell may ring there, and in the record."""
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
+
+
+@needs_timer
+@pytest.mark.usefixtures("no_record")
+@pytest.mark.parametrize("endless", EVERYWHERE + MAIN_THREAD)
+def test_endless_code_is_stopped(endless: Callable[[], Any]) -> None:
     began = time.monotonic()
     with pytest.raises(TimeUp):
         within(0.1, endless)
@@ -178,6 +183,7 @@ def test_endless_code_is_stopped(endless: Callable[[], Any], monkeypatch: pytest
 
 
 @needs_timer
+@pytest.mark.usefixtures("no_record")
 @pytest.mark.parametrize("endless", MAIN_THREAD)
 def test_no_exception_counts_as_handled_afterwards(endless: Callable[[], Any]) -> None:
     with pytest.raises(TimeUp):
@@ -193,6 +199,7 @@ def test_no_exception_counts_as_handled_afterwards(endless: Callable[[], Any]) -
 
 
 @needs_timer
+@pytest.mark.usefixtures("no_record")
 def test_a_debuggers_trace_goes_on_where_it_stood() -> None:
     def trace(frame: FrameType, event: str, _: object) -> None:
         return None
@@ -208,6 +215,7 @@ def test_a_debuggers_trace_goes_on_where_it_stood() -> None:
 
 
 @needs_timer
+@pytest.mark.usefixtures("no_record")
 def test_a_library_that_is_imported_once_the_time_is_up_comes_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
