@@ -168,7 +168,7 @@ MAIN_THREAD = [
 
 @pytest.fixture
 def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pytest keep no record of what is raised in callbacks of the garbage collector: the bell may ring there, and in the record."""
+    """Let pytest keep no record of what callbacks of the garbage collector raise: the bell may ring there, and in the record."""
     monkeypatch.setattr(sys, "unraisablehook", lambda found: None)
 
 
