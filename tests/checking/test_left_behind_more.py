@@ -302,6 +302,18 @@ def test_settings_of_scikit_learn() -> None:
     assert left.leaks == [] and len(left.remarks) == 1 and "scikit-learn" in left.remarks[0]
 
 
+def printed(code: str, **environment: str) -> str:
+    """Run code in a process of its own, with these variables in its environment; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        env={**os.environ, **environment},
+    )
+    return done.stdout
+
+
 def test_libraries_that_an_answer_is_the_first_to_load_are_not_its_doing() -> None:
     code = """
 import matplotlib
@@ -314,14 +326,7 @@ with sandbox() as left:
     import sklearn
 print(left.leaks, left.remarks)
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "MPLBACKEND": ""},
-    )
-    assert done.stdout == "[] []\n", done.stdout + done.stderr
+    assert printed(code, MPLBACKEND="") == "[] []\n"
 
 
 def test_the_first_compiled_function_of_a_process_is_not_accused() -> None:
@@ -336,8 +341,7 @@ with sandbox() as left:
     torch.compile(torch.nn.Linear(1, 1), backend="eager")(torch.ones(1, 1))
 print(left.leaks, left.remarks, torch.nn.Module.__init__ is not before)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout == "[] [] True\n", done.stdout + done.stderr
+    assert printed(code) == "[] [] True\n"
 
 
 def test_a_backend_that_the_answer_chooses_before_pyplot_is_loaded() -> None:
@@ -349,14 +353,7 @@ with sandbox() as left:
     plt.switch_backend("svg")
 print(matplotlib.get_backend().lower(), type(plt.figure().canvas).__name__, len(left.leaks), len(left.remarks))
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "MPLBACKEND": "agg"},
-    )
-    assert done.stdout == "agg FigureCanvasAgg 0 1\n", done.stdout + done.stderr
+    assert printed(code, MPLBACKEND="agg") == "agg FigureCanvasAgg 0 1\n"
 
 
 def test_what_torch_and_python_change_themselves_is_not_accused() -> None:
