@@ -18,8 +18,7 @@ import torch
 
 from amp_course.kit.hardware import machine_report, pick_device
 from amp_course.recipes import ALL
-from amp_course.recipes.survival import SETTINGS, SIZES, Fate, train_to_the_end
-from amp_course.recipes.survival_map import SurvivalMap
+from amp_course.recipes.survival import SETTINGS, SIZES, Fate, SurvivalMap, train_to_the_end
 from benchmarks.in_turn import RESULTS, slug
 
 

@@ -3,7 +3,7 @@
     python tools/phrasebook_run.py torch_amp fp32 bf16 fp16
 
 Every library gets the same network (64 → 128 → 10), the same first weights and the same batches of scikit-learn's digits, drawn
-by NumPy. Needs nothing of the course: the loops stand in amp_course/recipes/phrasebook_loops and are loaded by path.
+by NumPy. Needs nothing of the course: the loops stand in amp_course/recipes/phrasebook/loops and are loaded by path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-LOOPS = Path(__file__).resolve().parent.parent / "amp_course" / "recipes" / "phrasebook_loops"
+LOOPS = Path(__file__).resolve().parent.parent / "amp_course" / "recipes" / "phrasebook" / "loops"
 STEPS, BATCH, WIDTHS = 60, 32, (64, 128, 10)
 DISTRIBUTIONS = {
     "torch_amp": "torch",

@@ -1,7 +1,7 @@
 """Chapter 08: the recipes of mixed precision training, side by side over one loop."""
 
-from amp_course.recipes.base import BaseRecipe
-from amp_course.recipes.recipe import (
+from amp_course.recipes.measuring import Measured, RecipeTable, measure, measure_all
+from amp_course.recipes.training import (
     ALL,
     AMP_BF16,
     HALF_BN32,
@@ -11,9 +11,9 @@ from amp_course.recipes.recipe import (
     O3,
     PURE_BF16,
     PURE_BF16_SR,
+    BaseRecipe,
     find,
 )
-from amp_course.recipes.table import Measured, RecipeTable, measure, measure_all
 
 __all__ = [
     "ALL",

@@ -18,12 +18,11 @@ from amp_course.bits.numerals import raised
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import COLOURS, FEWER_DOTS, HATCHES, INK, KEPT, new_figure, title
 from amp_course.recipes.guide import HARDWARE, MODELS, SYMPTOMS, Leaf
-from amp_course.recipes.survival import SETTINGS, FirstStep, find_setting
-from amp_course.recipes.survival_map import IMAGENET, SurvivalMap
+from amp_course.recipes.survival import IMAGENET, SETTINGS, FirstStep, SurvivalMap, find_setting
 
 if TYPE_CHECKING:
-    from amp_course.recipes.base import BaseRecipe
-    from amp_course.recipes.table import RecipeTable
+    from amp_course.recipes.measuring import RecipeTable
+    from amp_course.recipes.training import BaseRecipe
 
 _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_course.recipes.base import BaseRecipe
-from amp_course.recipes.recipe import find
+from amp_course.recipes.training import BaseRecipe, find
 
 HARDWARE = {
     "cpu": "CPU, 16 bits emulated",

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.threads import one_thread
-from amp_course.recipes.base import LOW_DTYPES, BaseRecipe
 from amp_course.recipes.figures import recipe_table_figure
-from amp_course.recipes.reach import Reach, reach
-from amp_course.recipes.recipe import ALL, O0
-from amp_course.recipes.table import Measured, RecipeTable, measure
-from amp_course.recipes.views import recipe_view, size_text
+from amp_course.recipes.measuring import Measured, Reach, RecipeTable, measure, reach
+from amp_course.recipes.panel_html import recipe_view, size_text
+from amp_course.recipes.training import ALL, LOW_DTYPES, O0, BaseRecipe
 
 Net = tuple[nn.Module, Tensor, Tensor]
 _SEED = 0

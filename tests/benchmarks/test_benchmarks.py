@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_course.recipes.survival_map import load_survival
+from amp_course.recipes.survival import load_survival
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--tiny", "--device", "cpu", "--rounds", "2", "--steps", "2", "--threads", "1"]

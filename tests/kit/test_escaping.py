@@ -321,9 +321,8 @@ def test_views_escape_the_names_of_formats_recipes_and_faults():
     from amp_course.bits.panel_html import explorer_view, rounding_note
     from amp_course.positions.panel_html import collision_view
     from amp_course.positions.sharing import share
-    from amp_course.recipes.reach import Reach
-    from amp_course.recipes.table import Measured
-    from amp_course.recipes.views import recipe_view
+    from amp_course.recipes.measuring import Measured, Reach
+    from amp_course.recipes.panel_html import recipe_view
 
     own = dataclasses.replace(FP16, name=WICKED)
     assert_harmless(explorer_view(0x3C01, own, 1.0001))

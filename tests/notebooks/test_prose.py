@@ -58,7 +58,7 @@ def found_in(path):
 
 
 PATTERNS = ("notebooks/*.ipynb", "solutions/*.ipynb", "*.md", "amp_course/**/*.py")
-FILES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if "/phrasebook_loops/" not in str(path)]
+FILES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if "/phrasebook/loops/" not in str(path)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

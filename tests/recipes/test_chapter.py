@@ -13,8 +13,7 @@ from amp_course.bits.formats import FP16
 from amp_course.kit.data import digit_batches, digits
 from amp_course.kit.models import DigitsResNet
 from amp_course.recipes import ALL, HALF_BN32, O0, O1, O2, O3, PURE_BF16, PURE_BF16_SR, measure_all
-from amp_course.recipes.survival import train_to_the_end
-from amp_course.recipes.survival_map import load_survival
+from amp_course.recipes.survival import load_survival, train_to_the_end
 
 
 @pytest.fixture(scope="module")

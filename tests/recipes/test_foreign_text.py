@@ -7,10 +7,10 @@ from torch import nn
 
 from amp_course.recipes import O0, RecipeTable, measure
 from amp_course.recipes import panel as panel_module
-from amp_course.recipes import phrasebook as phrasebook_module
 from amp_course.recipes.panel import RecipeExplorer
+from amp_course.recipes.panel_html import recipe_view
 from amp_course.recipes.phrasebook import LIBRARIES, PHRASES, Phrasebook
-from amp_course.recipes.views import recipe_view
+from amp_course.recipes.phrasebook import table as phrasebook_table
 
 EVIL = "<img src=x onerror=alert(1)>"
 SEEN = "&lt;img src=x onerror=alert(1)&gt;"
@@ -37,7 +37,7 @@ def test_tables_and_the_phrasebook(monkeypatch):
     assert "<img" not in table and table.count(SEEN) == 3
     library = replace(LIBRARIES[0], name=EVIL, version=EVIL, source=f'"{EVIL}', on_cpu={}, not_run=EVIL)
     phrase = replace(PHRASES[0], thing=EVIL, words={library.slug: f"`{EVIL}` {EVIL}"})
-    monkeypatch.setattr(phrasebook_module, "LIBRARIES", (library,))
-    monkeypatch.setattr(phrasebook_module, "PHRASES", (phrase,))
+    monkeypatch.setattr(phrasebook_table, "LIBRARIES", (library,))
+    monkeypatch.setattr(phrasebook_table, "PHRASES", (phrase,))
     shown = Phrasebook()._repr_html_()
     assert "<img" not in shown and 'href="&quot;' in shown

@@ -8,7 +8,7 @@ import pytest
 
 from amp_course.recipes.figures import guide_figure
 from amp_course.recipes.guide import HARDWARE, LEAVES, MODELS, SYMPTOMS, Leaf, recommend
-from amp_course.recipes.recipe import ALL, O1
+from amp_course.recipes.training import ALL, O1
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LABELS = {recipe.label for recipe in ALL}

@@ -10,8 +10,8 @@ import torch
 from amp_course.kit.memory import bytes_text
 from amp_course.recipes import ALL, O0, O2, O3, PURE_BF16, find, measure
 from amp_course.recipes import panel as panel_module
+from amp_course.recipes.measuring import reach
 from amp_course.recipes.panel import RecipeExplorer, _loss
-from amp_course.recipes.reach import reach
 from amp_course.underflow.panel_html import percent
 
 

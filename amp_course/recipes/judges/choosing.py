@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_course.checking import Wrong
-from amp_course.recipes.base import BaseRecipe
 from amp_course.recipes.guide import Leaf, recommend
+from amp_course.recipes.training import BaseRecipe
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from amp_course.checking import Wrong
 from amp_course.checking.asking import ask
 from amp_course.checking.explain import short
 from amp_course.checking.values import fresh
-from amp_course.recipes.half_step import HalfStep, record_half_step
+from amp_course.recipes.training import HalfStep, record_half_step
 
 Place = tuple[str, str] | None
 KINDS = ("activation", "loss", "gradient", "update")

@@ -13,7 +13,7 @@ from torch import nn
 from amp_course.recipes import phrasebook
 from amp_course.recipes.phrasebook import LIBRARIES, PHRASES, Phrasebook
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SLUGS = [library.slug for library in LIBRARIES]
 PINS = dict(
     line.split("==") for line in (ROOT / "tools/phrasebook-constraints.txt").read_text().splitlines() if "==" in line
@@ -61,7 +61,7 @@ def test_each_loop_compiles_and_stands_alone(library):
 
 
 def test_no_loop_is_without_a_library():
-    files = {path.name for path in (Path(phrasebook.__file__).parent / "phrasebook_loops").glob("*_loop.py")}
+    files = {path.name for path in (Path(phrasebook.__file__).parent / "loops").glob("*_loop.py")}
     assert files == {f"{slug}_loop.py" for slug in SLUGS}
 
 

@@ -12,8 +12,17 @@ from amp_course.bits.formats import FP16
 from amp_course.kit.errors import CourseError
 from amp_course.recipes import ALL, HALF_BN32, O0, O1, O2, O3, PURE_BF16
 from amp_course.recipes.figures import first_step_figure, survival_figure
-from amp_course.recipes.survival import SETTINGS, SIZES, Fate, find_setting, first_step, train_to_the_end
-from amp_course.recipes.survival_map import IMAGENET, SurvivalMap, load_survival
+from amp_course.recipes.survival import (
+    IMAGENET,
+    SETTINGS,
+    SIZES,
+    Fate,
+    SurvivalMap,
+    find_setting,
+    first_step,
+    load_survival,
+    train_to_the_end,
+)
 
 SHORT = dataclasses.replace(find_setting("raw_sum"), epochs=2)
 

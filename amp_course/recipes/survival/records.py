@@ -1,6 +1,6 @@
 """The survival map: every fate of one run of it, kept as a record, and the published runs that it stands beside.
 
-`python -m benchmarks.survival` makes a record, in some minutes; `amp_course.recipes.survival` trains the cells.
+`python -m benchmarks.survival` makes a record, in some minutes; `runs` trains the cells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from amp_course.kit.errors import CourseError
 from amp_course.kit.paths import course_root
-from amp_course.recipes.survival import Fate
+from amp_course.recipes.survival.runs import Fate
 
 
 @dataclass(frozen=True)

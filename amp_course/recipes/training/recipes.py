@@ -1,6 +1,6 @@
 """The recipes: one small class each over the loop of chapter 06, with the options of the originals.
 
-What a recipe keeps in which dtype is not written here: `amp_course.recipes.table.measure` looks at a live step.
+What a recipe keeps in which dtype is not written here: `amp_course.recipes.measuring.measure` looks at a live step.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Scaler, Stepper
-from amp_course.recipes.base import BaseRecipe, LossScale
-from amp_course.recipes.scalers import HalfGradScaler, StaticScaler
-from amp_course.recipes.steppers import (
+from amp_course.recipes.training.base import BaseRecipe, LossScale
+from amp_course.recipes.training.scalers import HalfGradScaler, StaticScaler
+from amp_course.recipes.training.steppers import (
     HalfStepper,
     ListedStepper,
     MasterStepper,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from amp_course.recipes import AMP_BF16, O1, O2
-from amp_course.recipes.oplists import OpLists, checked_ops, op_name
+from amp_course.recipes.training.op_lists import OpLists, checked_ops, op_name
 
 
 class Seen(TorchFunctionMode):

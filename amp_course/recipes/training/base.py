@@ -14,8 +14,8 @@ from torch import nn
 
 from amp_course.loop.recipe import FP32
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
-from amp_course.recipes.oplists import checked_ops
-from amp_course.recipes.steppers import require_fp32_model
+from amp_course.recipes.training.op_lists import checked_ops
+from amp_course.recipes.training.steppers import require_fp32_model
 
 LossScale = float | Literal["dynamic"] | None
 LOW_DTYPES = (torch.float16, torch.bfloat16)

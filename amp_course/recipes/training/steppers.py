@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from amp_course.bits.formats import BF16
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Scaler, Stepper, device_of
-from amp_course.recipes.oplists import OpLists
+from amp_course.recipes.training.op_lists import OpLists
 from amp_course.underflow.stochastic import stochastic_round
 
 

@@ -18,7 +18,7 @@ from amp_course.kit.table import html_table, text_table
 from amp_course.kit.watch import Saved, StepWatch, storages
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
-from amp_course.recipes.scalers import StaticScaler
+from amp_course.recipes.training.scalers import StaticScaler
 
 Bytes = Mapping[str, int]  # of a kind of tensors, by the name of their format: {"fp16": 153600, "fp32": 2560}
 _MOST_STEPS = 30  # before the optimizer must have made its state: a scale that starts too high skips some

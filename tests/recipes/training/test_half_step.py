@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from amp_course.checking.values import fresh
-from amp_course.recipes.half_step import record_half_step
 from amp_course.recipes.judges.dying import _CASES, KINDS, _draw, first_death, idle_share, lost_share
+from amp_course.recipes.training import record_half_step
 
 
 @pytest.fixture

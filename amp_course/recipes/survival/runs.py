@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from amp_course.kit.data import Batches, Digits, digit_batches, digits
 from amp_course.kit.models import DigitsResNet
 from amp_course.loop.stepper import LossFn
-from amp_course.recipes.base import BaseRecipe
+from amp_course.recipes.training.base import BaseRecipe
 
 SIZES = (16, 32, 64, 128, 256, 512)
 BASE_SIZE = 16  # the batch at which a setting's rate holds; the linear rule multiplies it by batch / BASE_SIZE

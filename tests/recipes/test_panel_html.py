@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_course.recipes.reach import Reach
-from amp_course.recipes.table import Measured
-from amp_course.recipes.views import recipe_view, size_text, verdict
+from amp_course.recipes.measuring import Measured, Reach
+from amp_course.recipes.panel_html import recipe_view, size_text, verdict
 
 FP32 = Measured(
     name="o0",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from amp_course.kit.memory import masters_of
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer
-from amp_course.recipes.table import until_a_step_counts
+from amp_course.recipes.measuring.table import until_a_step_counts
 
 
 @dataclass(frozen=True)

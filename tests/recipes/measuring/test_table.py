@@ -9,7 +9,7 @@ from torch import nn
 from amp_course.kit.memory import step_memory
 from amp_course.kit.models import DigitsResNet, SimpleNet
 from amp_course.recipes import ALL, AMP_BF16, O0, O1, O2, O3, PURE_BF16, RecipeTable, find, measure, measure_all
-from amp_course.recipes.table import by_format, formats_text
+from amp_course.recipes.measuring import by_format, formats_text
 
 
 @pytest.fixture(scope="module")

@@ -1,50 +1,10 @@
-"""Hold the phrasebook: what seven libraries call the same thing. Plain data, and a table that shows some of them side by side.
-
-The loops stand in `phrasebook_loops/`; `make test-phrasebook` runs those that run on a CPU, compares their losses, and looks up
-every name in `Library.names` in the installed version. What Apex and Colossal-AI do was read in their sources, not run: Apex at
-tag 25.05, Colossal-AI at tag v0.5.0. Paddle's fp16 O2, which needs a GPU, was read in python/paddle/amp as well.
-"""
+"""Hold the phrases: what seven libraries call the same thing, a row for each thing. Plain data; `libraries` has its sources."""
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
-from pathlib import Path
+from dataclasses import dataclass
 
-from amp_course.kit.markup import inline_html
-
-_LOOPS = Path(__file__).parent / "phrasebook_loops"
-_CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:normal;font-size:88%"
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library that has AMP.
-
-    slug:     names its loop, `phrasebook_loops/<slug>_loop.py`
-    version:  the version that the phrasebook describes
-    source:   the address of its documentation
-    on_cpu:   what its loop is asked for → what it then computes in on a CPU, held against its first layer's output; {} where
-              it is not run. "bf16 O2" is with Paddle's level
-    not_run:  why it is not run, "" where it is
-    names:    the names that the table uses, each looked up in the installed version
-    """
-
-    slug: str
-    name: str
-    version: str
-    source: str
-    on_cpu: dict[str, str] = field(default_factory=dict)
-    not_run: str = ""
-    names: tuple[str, ...] = ()
-
-    @property
-    def loop(self) -> str:
-        """The source of its loop, to read or to paste."""
-        return (_LOOPS / f"{self.slug}_loop.py").read_text(encoding="utf-8")
+from amp_course.recipes.phrasebook.libraries import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -53,95 +13,6 @@ class Phrase:
 
     thing: str
     words: dict[str, str]
-
-
-LIBRARIES = (
-    Library(
-        "torch_amp",
-        "torch.amp",
-        "torch 2.13.0",
-        "https://docs.pytorch.org/docs/stable/amp.html",
-        {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
-        names=(
-            "torch.amp.autocast",
-            "torch.autocast",
-            "torch.amp.GradScaler.unscale_",
-            "torch.amp.GradScaler.state_dict",
-        ),
-    ),
-    Library(
-        "torch_cuda_amp",
-        "torch.cuda.amp (old)",
-        "torch 1.6 to 2.3, run in 2.13.0",
-        "https://docs.pytorch.org/docs/2.3/amp.html",
-        {"fp32": "float32", "bf16": "float32", "fp16": "float32"},
-        names=("torch.cuda.amp.autocast", "torch.cuda.amp.GradScaler.unscale_"),
-    ),
-    Library(
-        "apex",
-        "Apex",
-        "tag 25.05, the last with amp",
-        "https://github.com/NVIDIA/apex/tree/25.05/apex/amp",
-        not_run="it needs CUDA and is built from source (the `apex` on PyPI is another project), and NVIDIA removed "
-        "`apex.amp` in tag 25.07 (https://github.com/NVIDIA/apex/pull/1896), after years of recommending PyTorch's AMP instead",
-    ),
-    Library(
-        "colossalai",
-        "Colossal-AI Booster",
-        "0.5",
-        "https://colossalai.org/docs/features/mixed_precision_training_with_booster/",
-        not_run="`Booster` works on CUDA devices, its processes talk over NCCL, and it installs a stack of GPU packages",
-    ),
-    Library(
-        "paddle",
-        "Paddle",
-        "3.3.1",
-        "https://www.paddlepaddle.org.cn/documentation/docs/en/api/paddle/amp/auto_cast_en.html",
-        {"fp32": "float32", "bf16": "float32", "fp16": "float32", "bf16 O2": "float32", "fp16 O2": "float32"},
-        names=(
-            "paddle.amp.auto_cast",
-            "paddle.amp.decorate",
-            "paddle.amp.GradScaler.unscale_",
-            "paddle.amp.GradScaler.minimize",
-            "paddle.amp.GradScaler.state_dict",
-            "paddle.nn.ClipGradByGlobalNorm",
-        ),
-    ),
-    Library(
-        "accelerate",
-        "Accelerate",
-        "1.15.0",
-        "https://huggingface.co/docs/accelerate/usage_guides/mixed_precision",
-        {"fp32": "float32", "bf16": "bfloat16", "fp16": "float32"},
-        names=(
-            "accelerate.Accelerator.prepare",
-            "accelerate.Accelerator.backward",
-            "accelerate.Accelerator.autocast",
-            "accelerate.Accelerator.accumulate",
-            "accelerate.Accelerator.clip_grad_norm_",
-            "accelerate.Accelerator.save_state",
-            "accelerate.optimizer.AcceleratedOptimizer.step_was_skipped",
-            "accelerate.utils.AutocastKwargs",
-            "accelerate.utils.GradScalerKwargs",
-        ),
-    ),
-    Library(
-        "fabric",
-        "Lightning Fabric",
-        "2.6.6",
-        "https://lightning.ai/docs/fabric/stable/fundamentals/precision.html",
-        {"fp32": "float32", "bf16": "bfloat16", "fp16": "bfloat16"},
-        names=(
-            "lightning_fabric.Fabric.setup",
-            "lightning_fabric.Fabric.backward",
-            "lightning_fabric.Fabric.autocast",
-            "lightning_fabric.Fabric.clip_gradients",
-            "lightning_fabric.Fabric.no_backward_sync",
-            "lightning_fabric.Fabric.save",
-            "lightning_fabric.plugins.MixedPrecision.state_dict",
-        ),
-    ),
-)
 
 
 def _phrase(thing: str, *words: str) -> Phrase:
@@ -327,61 +198,3 @@ PHRASES = (
         "warns and takes bf16 instead",
     ),
 )
-
-
-class Phrasebook:
-    """Show some libraries side by side: HTML in a notebook, text elsewhere.
-
-    Raises ValueError for a library that is not there.
-    Example: Phrasebook("torch_amp", "paddle")
-    """
-
-    def __init__(self, *slugs: str) -> None:
-        """Take all libraries, or those named."""
-        known = {library.slug: library for library in LIBRARIES}
-        unknown = [slug for slug in slugs if slug not in known]
-        if unknown:
-            raise ValueError(f"no library is called {unknown[0]!r}: the phrasebook has {', '.join(known)}.")
-        self.libraries: Sequence[Library] = [known[slug] for slug in slugs] if slugs else LIBRARIES
-
-    def __repr__(self) -> str:
-        width = max(len(library.name) for library in self.libraries)
-        blocks = []
-        for phrase in PHRASES:
-            lines = [phrase.thing]
-            for library in self.libraries:
-                head = f"  {library.name:<{width}}  "
-                lines += textwrap.wrap(
-                    phrase.words[library.slug], 110, initial_indent=head, subsequent_indent=" " * len(head)
-                )
-            blocks.append("\n".join(lines))
-        return "\n".join([*blocks, *(_about(library) for library in self.libraries)])
-
-    def _repr_html_(self) -> str:
-        heads = "".join(
-            f'<th style="{_CELL}"><a href="{escape(one.source)}">{escape(one.name)}</a><br>'
-            f'<span style="font-weight:normal">{escape(one.version)}</span></th>'
-            for one in self.libraries
-        )
-        rows = "".join(
-            f'<tr><th style="{_CELL}">{escape(phrase.thing)}</th>'
-            + "".join(f'<td style="{_CELL}">{_code_that_wraps(phrase.words[one.slug])}</td>' for one in self.libraries)
-            + "</tr>"
-            for phrase in PHRASES
-        )
-        notes = "".join(f"<div>{inline_html(_about(one))}</div>" for one in self.libraries if one.not_run)
-        return f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>{notes}"
-
-
-def _code_that_wraps(words: str) -> str:
-    """Return the HTML of a phrase whose code may break after a dot, a bracket, an underscore: columns are narrow."""
-
-    def open_up(code: re.Match[str]) -> str:
-        return re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0])
-
-    return re.sub(r"<code>.*?</code>", open_up, inline_html(words))
-
-
-def _about(library: Library) -> str:
-    run = f"not run, because {library.not_run}" if library.not_run else "run by `make test-phrasebook`"
-    return f"{library.name}, {library.version}: {run}. Source: {library.source}"

@@ -1,0 +1,38 @@
+"""The recipes as things that train: what each keeps in which dtype, its session, its scaler, its lists of ops."""
+
+from amp_course.recipes.training.base import LOW_DTYPES, BaseRecipe
+from amp_course.recipes.training.half_step import HalfStep, record_half_step
+from amp_course.recipes.training.op_lists import OpLists
+from amp_course.recipes.training.recipes import (
+    ALL,
+    AMP_BF16,
+    HALF_BN32,
+    O0,
+    O1,
+    O2,
+    O3,
+    PURE_BF16,
+    PURE_BF16_SR,
+    find,
+)
+from amp_course.recipes.training.scalers import HalfGradScaler, StaticScaler
+
+__all__ = [
+    "ALL",
+    "AMP_BF16",
+    "HALF_BN32",
+    "LOW_DTYPES",
+    "O0",
+    "O1",
+    "O2",
+    "O3",
+    "PURE_BF16",
+    "PURE_BF16_SR",
+    "BaseRecipe",
+    "HalfGradScaler",
+    "HalfStep",
+    "OpLists",
+    "StaticScaler",
+    "find",
+    "record_half_step",
+]
