@@ -1,11 +1,17 @@
 """Chapter 07: clipping, accumulation, several optimizers, checkpoints: the loops that everyone writes, and the right ones."""
 
 from amp_course.patterns.audit import audit
-from amp_course.patterns.checkpoint import CheckpointError, Position, load_checkpoint, save_checkpoint
+from amp_course.patterns.checkpoints import (
+    CheckpointError,
+    Position,
+    Run,
+    check_checkpointing,
+    check_resume,
+    load_checkpoint,
+    save_checkpoint,
+)
 from amp_course.patterns.faults import FAULTS
 from amp_course.patterns.findings import Audit, Finding
-from amp_course.patterns.recompute import check_checkpointing
-from amp_course.patterns.resume import Run, check_resume
 from amp_course.patterns.workbench import Switches, build_loop
 
 __all__ = [

@@ -6,13 +6,13 @@ from amp_course.checking import Exercise
 from amp_course.patterns.judges import (
     accumulation,
     both,
+    checkpoint_files,
     frozen,
     midway,
     penalty,
-    recomputing,
     resuming,
-    saving,
-    two,
+    second_passes,
+    several_optimizers,
 )
 
 accumulate = Exercise(
@@ -61,7 +61,7 @@ two_optimizers = Exercise(
         "In the region: features once, both losses. `scaler.scale(a).backward(retain_graph=True)`, "
         "`scaler.scale(b).backward()`, `scaler.step` for both, `scaler.update()` once, `zero_grad` for both.",
     ),
-    judge=two.judge,
+    judge=several_optimizers.judge,
     why="The scaler remembers for each optimizer what it found, until `update`: so each is skipped by its own "
     "gradients, and all share one scale.",
     alternative="`scaler.scale(loss_a + loss_b).backward()`: one pass over the body in place of two, and nothing to "
@@ -113,7 +113,7 @@ save_training = Exercise(
         "folder.",
         "`temporary = path.with_suffix('.tmp')`, `torch.save({…}, temporary)`, `os.replace(temporary, path)`.",
     ),
-    judge=saving.judge,
+    judge=checkpoint_files.judge,
     why="Runs are killed by schedulers that do not wait; the save in progress at that moment is often the only "
     "checkpoint.",
     alternative="write to an open file, `file.flush()` and `os.fsync(file.fileno())` before the rename: that "
@@ -186,7 +186,7 @@ recompute = Exercise(
         "the *inputs* need a gradient.",
         "`for block in blocks: inputs = checkpoint(block, inputs, use_reentrant=False)`.",
     ),
-    judge=recomputing.judge,
+    judge=second_passes.judge,
     why="A block that runs again in another dtype or with another mask gives the gradient of a model that was never "
     "run.",
     alternative="an autograd Function by hand that notes autocast's state and the random state in forward: chapter "

@@ -15,7 +15,7 @@ from amp_course.checking.asking import ask, integer
 from amp_course.checking.blank import is_blank
 from amp_course.checking.values import fresh
 from amp_course.checking.witness import drawn_seed
-from amp_course.patterns.judges.restart import Batch, drawn_batches, equal
+from amp_course.patterns.judges.small_trainings import Batch, drawn_batches, equal
 
 _EVERY, _UPDATES = 4, 3  # micro-batches of an update, updates of a run
 

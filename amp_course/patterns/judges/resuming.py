@@ -14,7 +14,7 @@ from amp_course.checking import Wrong
 from amp_course.checking.asking import integer
 from amp_course.checking.values import fresh
 from amp_course.checking.witness import drawn_seed
-from amp_course.patterns.judges.restart import World, differences, drawn_batches, equal
+from amp_course.patterns.judges.small_trainings import World, differences, drawn_batches, equal
 
 _AFTER = 4  # steps after the resume
 _ran: list[str] = []  # what a pickle with code in it leaves behind

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from amp_course.patterns import load_checkpoint, save_checkpoint
-from amp_course.patterns.plain import as_plain
+from amp_course.patterns.checkpoints.plain_values import as_plain
 
 
 class Level(enum.IntEnum):

@@ -15,7 +15,7 @@ import torch
 from amp_course.checking import Wrong
 from amp_course.checking.values import fresh
 from amp_course.checking.witness import drawn_seed
-from amp_course.patterns.judges.restart import World, drawn_batches, equal
+from amp_course.patterns.judges.small_trainings import World, drawn_batches, equal
 
 KEYS = ("model", "optimizer", "scaler", "scheduler", "rng", "step")
 _BEFORE, _AFTER = 6, 4  # steps before and after the save: the scaler's streak stands at 2 of 4

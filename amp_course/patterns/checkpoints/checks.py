@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from amp_course.patterns.checkpoint_file import CheckpointError
+from amp_course.patterns.checkpoints.file import CheckpointError
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "step": (int,),

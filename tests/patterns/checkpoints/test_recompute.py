@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from amp_course.patterns import check_checkpointing
-from amp_course.patterns.recompute import CHECKPOINT_FAULTS
+from amp_course.patterns.checkpoints.recompute import CHECKPOINT_FAULTS
 
 
 class Net(nn.Module):

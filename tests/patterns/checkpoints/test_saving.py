@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.patterns import CheckpointError, Position, Run, check_resume, load_checkpoint, save_checkpoint
-from amp_course.patterns.checkpoint_checks import _ADDED
+from amp_course.patterns.checkpoints.checks import _ADDED
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,7 +141,7 @@ def test_carries_all_random_states(tmp_path: Path) -> None:
 _CHILD = """
 import builtins, sys, time, torch
 from torch import nn
-from amp_course.patterns import checkpoint, checkpoint_file
+from amp_course.patterns.checkpoints import file, saving
 
 class Slow:
     def __init__(self, file): self.file, self.left = file, 4000
@@ -161,10 +161,10 @@ class Slow:
 model = nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 nn.init.constant_(model.weight, 1.0)
-checkpoint.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=1)
+saving.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=1)
 nn.init.constant_(model.weight, 2.0)
-checkpoint_file.open = lambda *a: Slow(builtins.open(*a))
-checkpoint.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=2)
+file.open = lambda *a: Slow(builtins.open(*a))
+saving.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=2)
 """
 
 
@@ -619,7 +619,7 @@ def test_a_folder_or_file_without_permission(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("amp_course.patterns.checkpoint_file.open", refuse, raising=False)
+    monkeypatch.setattr("amp_course.patterns.checkpoints.file.open", refuse, raising=False)
     with pytest.raises(CheckpointError, match=r"could not be written, .*: you have no permission"):
         save_checkpoint(tmp_path / "new.pt", **objects(build()), step=1)
     monkeypatch.setattr(torch, "load", refuse)

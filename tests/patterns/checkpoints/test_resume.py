@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from amp_course.patterns import Run, check_resume
-from amp_course.patterns.resume import RESUME_FAULTS
-from tests.patterns.test_checkpoint import build
+from amp_course.patterns.checkpoints.resume import RESUME_FAULTS
+from tests.patterns.checkpoints.test_saving import build
 
 PARTS = ("model", "optimizer", "scaler", "scheduler")
 

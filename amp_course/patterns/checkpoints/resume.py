@@ -14,7 +14,7 @@ from torch import nn
 
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
-from amp_course.patterns.checkpoint import several
+from amp_course.patterns.checkpoints.saving import several
 from amp_course.patterns.findings import Audit, Finding
 from amp_course.patterns.nested import copied, first_difference
 
