@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from amp_course.checking import Exercise
-from amp_course.patterns.judges import (
-    accumulation,
-    both,
-    checkpoint_files,
-    frozen,
-    midway,
-    penalty,
-    resuming,
-    second_passes,
-    several_optimizers,
-)
+from amp_course.patterns.judges import accumulation, checkpoint_files, frozen, second_passes, several_optimizers
 
 accumulate = Exercise(
     chapter="patterns",
@@ -35,7 +25,7 @@ accumulate = Exercise(
         "`clip_grad_norm_(model.parameters(), max_norm)`, `scaler.step(optimizer)`, `scaler.update()`, "
         "`optimizer.zero_grad()`. Groups are `batches[start : start + every]`.",
     ),
-    judge=accumulation.judge,
+    judge=accumulation.judge_accumulate,
     why="Accumulated right, four small batches are one large one to the last digits that fp16 has; with `/ every` "
     "they are only if all have the same size.",
     alternative="scale `loss * len(targets)`, and divide `parameter.grad` by the rows after `unscale_`: no need to "
@@ -61,7 +51,7 @@ two_optimizers = Exercise(
         "In the region: features once, both losses. `scaler.scale(a).backward(retain_graph=True)`, "
         "`scaler.scale(b).backward()`, `scaler.step` for both, `scaler.update()` once, `zero_grad` for both.",
     ),
-    judge=several_optimizers.judge,
+    judge=several_optimizers.judge_two_optimizers,
     why="The scaler remembers for each optimizer what it found, until `update`: so each is skipped by its own "
     "gradients, and all share one scale.",
     alternative="`scaler.scale(loss_a + loss_b).backward()`: one pass over the body in place of two, and nothing to "
@@ -87,7 +77,7 @@ gradient_penalty = Exercise(
         "Divide them by `scaler.get_scale()`, take the norm of all, add `weight` times that to the loss; then the "
         "usual `scaler.scale(total).backward()`, step, update, clear.",
     ),
-    judge=penalty.judge,
+    judge=second_passes.judge_gradient_penalty,
     why="A penalty on scaled gradients is thousands of times too large and changes with every update of the scale; "
     "without a scale, fp16 loses what it should measure.",
     alternative="the norm of the scaled gradients, divided by the scale: a norm is linear. Its square would take the "
@@ -113,7 +103,7 @@ save_training = Exercise(
         "folder.",
         "`temporary = path.with_suffix('.tmp')`, `torch.save({…}, temporary)`, `os.replace(temporary, path)`.",
     ),
-    judge=checkpoint_files.judge,
+    judge=checkpoint_files.judge_save_training,
     why="Runs are killed by schedulers that do not wait; the save in progress at that moment is often the only "
     "checkpoint.",
     alternative="write to an open file, `file.flush()` and `os.fsync(file.fileno())` before the rename: that "
@@ -138,7 +128,7 @@ resume_training = Exercise(
         "`if scaler is not None and checkpoint['scaler'] is not None: scaler.load_state_dict(…)`; last, "
         "`torch.set_rng_state(checkpoint['rng'])`.",
     ),
-    judge=resuming.judge,
+    judge=checkpoint_files.judge_resume_training,
     why="A resume that passes over what it cannot read trains on, from somewhere else, and nothing says so.",
     alternative="catch what `torch.load` raises and raise an error of your own, `from` it, with the file's name and "
     "the cure.",
@@ -162,7 +152,7 @@ resume_mid_accumulation = Exercise(
         "Load model, optimizer and scaler, set each `parameter.grad`, return the micro-step. The scale of the file's "
         "gradients is that of the file's scaler.",
     ),
-    judge=midway.judge,
+    judge=accumulation.judge_resume_mid_accumulation,
     why="The gradients of a half-done group carry the scale of their scaler; one without the other is worth nothing.",
     alternative="save only between updates, and nothing of this is needed: that is what most trainers do.",
     takes="value",
@@ -186,7 +176,7 @@ recompute = Exercise(
         "the *inputs* need a gradient.",
         "`for block in blocks: inputs = checkpoint(block, inputs, use_reentrant=False)`.",
     ),
-    judge=second_passes.judge,
+    judge=second_passes.judge_recompute,
     why="A block that runs again in another dtype or with another mask gives the gradient of a model that was never "
     "run.",
     alternative="an autograd Function by hand that notes autocast's state and the random state in forward: chapter "
@@ -213,7 +203,7 @@ frozen_layers = Exercise(
         "Open a region around the backbone's pass, under `no_grad`; give the head `features.float()`. `trainable` "
         "returns `self.head.parameters()`.",
     ),
-    judge=frozen.judge,
+    judge=frozen.judge_frozen_layers,
     why="Frozen weights cost no optimizer state and no gradients, and half the bytes; what is trained has to stay "
     "float32.",
     alternative="leave the backbone's batch norm in float32 and hand each Linear `x.half()`.",
@@ -238,7 +228,7 @@ clip_both = Exercise(
         "`if norm.isfinite():` both steps; `scaler.update()` in any case, since it is what lowers the scale; `return "
         "norm`.",
     ),
-    judge=both.judge,
+    judge=several_optimizers.judge_clip_both,
     why="Whatever changes gradients after `unscale_` goes past the scaler's guard: a NaN made there reaches the "
     "weights.",
     alternative="`clip_grad_norm_(…, error_if_nonfinite=True)` in a `try`, with both steps behind it and `update()` "

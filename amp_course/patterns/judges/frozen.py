@@ -13,14 +13,14 @@ from amp_course.checking import Wrong
 from amp_course.checking.asking import ask
 from amp_course.checking.blank import is_blank
 from amp_course.checking.values import dtype_name, fresh
-from amp_course.patterns.judges.gradients import Witness, flat, near
+from amp_course.patterns.judges.small_trainings import Witness, flat, near
 
 _IN, _FEATURES, _HIDDEN, _CLASSES = 16, 24, 12, 5
 _RATE, _STEPS = 0.2, 4
 _MOVED = 0.05  # how far the head's way in fp16 may be from that in fp32; it is within a tenth of this
 
 
-def judge(answer: Callable[..., Any]) -> None:
+def judge_frozen_layers(answer: Callable[..., Any]) -> None:
     """`FineTuned(backbone, head)`: a module with `forward`, `train` and `trainable`; the backbone frozen, in fp16."""
     for name in ("__init__", "forward", "train", "trainable"):
         if isinstance(answer, type) and is_blank(vars(answer).get(name)):
@@ -46,10 +46,10 @@ def judge(answer: Callable[..., Any]) -> None:
     model = ask(answer, "a backbone and a head", backbone, head)
     if not isinstance(model, nn.Module):
         raise Wrong(f"the answer makes a {type(model).__name__}: it has to be an `nn.Module`")
-    _about_modes(model)
-    trainable = _about_parameters(model, sum(p.numel() for p in head.parameters()))
+    _check_modes(model)
+    trainable = _check_parameters(model, sum(p.numel() for p in head.parameters()))
     _train(model, trainable, batches)
-    _about_training(model, trainable, statistics, start, moved)
+    _check_training(model, trainable, statistics, start, moved)
 
 
 def _fp32(backbone: nn.Module, head: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -76,7 +76,7 @@ def _norms(model: nn.Module) -> tuple[nn.BatchNorm1d, nn.BatchNorm1d]:
     return found[_FEATURES], found[_HIDDEN]
 
 
-def _about_modes(model: nn.Module) -> None:
+def _check_modes(model: nn.Module) -> None:
     for mode in (True, False):
         returned = model.train(mode)
         frozen, live = _norms(model)
@@ -96,7 +96,7 @@ def _about_modes(model: nn.Module) -> None:
     model.train()
 
 
-def _about_parameters(model: nn.Module, head_size: int) -> list[nn.Parameter]:
+def _check_parameters(model: nn.Module, head_size: int) -> list[nn.Parameter]:
     method: Any = getattr(model, "trainable", None)
     if not callable(method):
         raise Wrong("the model has no method `trainable()`, which gives the parameters for the optimizer")
@@ -154,7 +154,7 @@ def _train(model: nn.Module, trainable: list[nn.Parameter], batches: list[tuple[
         optimizer.zero_grad()
 
 
-def _about_training(
+def _check_training(
     model: nn.Module, trainable: list[nn.Parameter], statistics: Tensor, start: Tensor, moved: Tensor
 ) -> None:
     frozen, live = _norms(model)

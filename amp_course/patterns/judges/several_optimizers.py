@@ -1,29 +1,33 @@
-"""Judge a step with two losses and two optimizers under one scaler: who stepped, with which gradient, how often."""
+"""Judge two losses and two optimizers under one scaler: their step, and clipping both by one norm.
+
+A step is judged by who stepped, with which gradient, how often; clipping by whether one's overflow can poison the other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from amp_course.checking import Wrong
+from amp_course.checking.asking import number
 from amp_course.checking.values import fresh
-from amp_course.patterns.judges.gradients import near
-from amp_course.patterns.judges.pair import INF, NAN, Pair, about_exception
+from amp_course.patterns.judges.small_trainings import INF, NAN, Pair, near
 
 # What is planted into the gradients of the two heads, iteration by iteration.
 _PLANTED = ((1.0, 1.0), (1.0, INF), (1.0, 1.0), (NAN, 1.0), (1.0, 1.0), (1.0, 1.0))
 
 
-def judge(answer: Callable[..., Any]) -> None:
+def judge_two_optimizers(answer: Callable[..., Any]) -> None:
     """`train_step(body, heads, inputs, targets, loss_fn, optimizers, scaler)`: both losses, both steps, one update."""
     pair = Pair(fresh())
-    for number, planted in enumerate(_PLANTED):
-        _play(answer, pair, number, planted)
+    for turn, planted in enumerate(_PLANTED):
+        _play_step(answer, pair, turn, planted)
 
 
-def _play(answer: Callable[..., Any], pair: Pair, number: int, planted: tuple[float, float]) -> None:
+def _play_step(answer: Callable[..., Any], pair: Pair, turn: int, planted: tuple[float, float]) -> None:
     inputs, targets = pair.draw()
     pair.plant = [*planted]
     scale, before, true = pair.scaler.get_scale() or pair.scale, pair.steps(), pair.true(inputs, targets)
@@ -31,18 +35,18 @@ def _play(answer: Callable[..., Any], pair: Pair, number: int, planted: tuple[fl
     try:
         answer(pair.body, pair.heads, inputs, targets, pair.loss_fn, pair.optimizers, pair.scaler)
     except (AssertionError, RuntimeError) as error:
-        about_exception(error, pair)
+        _explain_exception(error, pair)
         raise
-    _about_passes(pair, number + 1, scale)
-    _about_scaler(pair, number + 1)
+    _check_passes(pair, turn + 1, scale)
+    _check_scaler(pair, turn + 1)
     for place in range(2):
         taken = pair.steps()[place] - before[place]
-        _about_step(place, taken, number)
+        _check_step(place, taken, turn)
         if taken:
-            _about_gradient(pair, place, true, apart, scale, number)
+            _check_gradient(pair, place, true, apart, scale, turn)
 
 
-def _about_passes(pair: Pair, turns: int, scale: float) -> None:
+def _check_passes(pair: Pair, turns: int, scale: float) -> None:
     notes, seen = pair.notes, pair.notes.count()
     if seen["forward"] > turns:
         raise Wrong(
@@ -78,7 +82,7 @@ def _about_passes(pair: Pair, turns: int, scale: float) -> None:
     )
 
 
-def _about_scaler(pair: Pair, turns: int) -> None:
+def _check_scaler(pair: Pair, turns: int) -> None:
     seen = pair.notes.count()
     if pair.stray():
         raise Wrong(
@@ -100,10 +104,10 @@ def _about_scaler(pair: Pair, turns: int) -> None:
         raise Wrong("`scaler.update()` has to run once an iteration, after both steps")
 
 
-def _about_step(place: int, taken: int, number: int) -> None:
+def _check_step(place: int, taken: int, turn: int) -> None:
     name, other = ("first", "second") if place == 0 else ("second", "first")
-    bad = not abs(_PLANTED[number][place]) < INF
-    if not bad and not taken and number and not abs(_PLANTED[number - 1][place]) < INF:
+    bad = not abs(_PLANTED[turn][place]) < INF
+    if not bad and not taken and turn and not abs(_PLANTED[turn - 1][place]) < INF:
         raise Wrong(
             f"the {name} optimizer found inf or NaN again, one iteration after it was there: its gradients were not "
             "cleared. Clear those of both optimizers, skipped or not"
@@ -121,7 +125,7 @@ def _about_step(place: int, taken: int, number: int) -> None:
         raise Wrong(f"the {name} optimizer stepped {taken} times in one iteration")
 
 
-def _about_gradient(pair: Pair, place: int, true: list[Tensor], apart: list[Tensor], scale: float, number: int) -> None:
+def _check_gradient(pair: Pair, place: int, true: list[Tensor], apart: list[Tensor], scale: float, turn: int) -> None:
     got, want, name = pair.witnesses[place].gradients(-1), true[place], ("first", "second")[place]
     if got is None:
         raise Wrong(
@@ -146,9 +150,144 @@ def _about_gradient(pair: Pair, place: int, true: list[Tensor], apart: list[Tens
             raise Wrong(
                 "the first loss's gradients were cleared before the second `backward()`: clear once an iteration"
             )
-    if number:
+    if turn:
         raise Wrong(
             f"the {name} optimizer's gradients are not those of this iteration alone: clear those of both optimizers, "
             "once an iteration, skipped or not"
         )
     raise Wrong(f"the {name} optimizer's gradients are not those of the sum of both losses")
+
+
+# What is planted into either head's gradients, and the limit as a share of the norm.
+_TURNS = (
+    ((1.0, 1.0), 0.4),
+    ((1.0, 1.0), 2.0),
+    ((1.0, NAN), 0.5),
+    ((1.0, 1.0), 0.5),
+    ((INF, 1.0), 0.5),
+    ((1.0, 1.0), 0.3),
+)
+
+
+def judge_clip_both(answer: Callable[..., Any]) -> None:
+    """`clip_both(optimizers, scaler, max_norm)`, after `backward()` → the true gradients' norm before clipping."""
+    pair = Pair(fresh())
+    for turn, (planted, share) in enumerate(_TURNS):
+        _play_clipping(answer, pair, turn, planted, share)
+
+
+def _play_clipping(
+    answer: Callable[..., Any], pair: Pair, turn: int, planted: tuple[float, float], share: float
+) -> None:
+    inputs, targets = pair.draw()
+    true = pair.true(inputs, targets)
+    norm = float(torch.cat(true).norm())
+    pair.plant = [*planted]
+    for optimizer in pair.optimizers:
+        optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        features = pair.body(inputs)
+        losses = [nn.functional.cross_entropy(h(features), t) for h, t in zip(pair.heads, targets, strict=True)]
+    pair.scaler.scale(losses[0] + losses[1]).backward()
+    scale, before = pair.scaler.get_scale(), pair.steps()
+    try:
+        got = answer(pair.optimizers, pair.scaler, norm * share)
+    except (AssertionError, RuntimeError) as error:
+        if "non-finite" in str(error):
+            raise Wrong(
+                "`error_if_nonfinite=True` raised and ended the training at an overflow, which every run with a "
+                "scaler has: catch the error and leave out both steps, or look at the norm yourself"
+            ) from error
+        _explain_exception(error, pair)
+        raise
+    taken = [now - then for now, then in zip(pair.steps(), before, strict=True)]
+    if pair.stray():
+        raise Wrong("`optimizer.step()` was called directly: the steps are `scaler.step(optimizer)`, for both")
+    if pair.notes.count()["update"] != turn + 1:
+        raise Wrong(
+            f"`scaler.update()` ran {pair.notes.count()['update']} times in {turn + 1} calls: once in each, after "
+            "both steps, and also when they were left out"
+        )
+    if planted == (1.0, 1.0):
+        _check_clean_turn(pair, true, norm, norm * share, scale, taken)
+    else:
+        _check_bad_turn(pair, planted, taken)
+    _check_norm(got, norm, scale, planted)
+
+
+def _check_bad_turn(pair: Pair, planted: tuple[float, float], taken: list[int]) -> None:
+    clean = planted.index(1.0)
+    name, other = ("first", "second")[clean], ("second", "first")[clean]
+    if not bool(torch.cat([pair.weights(0), pair.weights(1)]).isfinite().all()):
+        raise Wrong(
+            f"the {name} optimizer's weights are NaN now. A NaN of the {other} one made the common norm NaN, "
+            "`clip_grad_norm_` multiplied the clean gradients by it, and `scaler.step` took that step: it had looked "
+            "at them in `unscale_`, when they were still clean. If the norm is not finite, leave out both steps"
+        )
+    if any(taken):
+        raise Wrong(
+            f"the {other} optimizer's gradients held inf or NaN, and the {name} one stepped: with a norm of inf its "
+            "clipped gradients are all 0, and momentum and weight decay move the weights anyway. If the norm is "
+            "not finite, leave out both steps"
+        )
+
+
+def _check_clean_turn(
+    pair: Pair, true: list[Tensor], norm: float, limit: float, scale: float, taken: list[int]
+) -> None:
+    if taken != [1, 1]:
+        raise Wrong(f"all gradients were finite, and the optimizers stepped {taken[0]} and {taken[1]} times: once each")
+    for place, witness in enumerate(pair.witnesses):
+        got, name = witness.gradients(-1), ("first", "second")[place]
+        if got is None:
+            raise Wrong(f"the {name} optimizer had no gradients at its step: clearing is the caller's business")
+        want = true[place] * min(1.0, limit / norm)
+        if near(got, want):
+            continue
+        told = (
+            f"the {name} optimizer's gradients have the norm {float(got.norm()):.4g}, and {float(want.norm()):.4g} is "
+            "right"
+        )
+        alone = [float(one.norm()) for one in true]
+        if near(got, true[place] * min(1.0, limit / alone[place])) and limit < norm:
+            raise Wrong(
+                f"each optimizer was clipped by its own norm, or not at all: {told}. One norm over all of them, one "
+                "factor for both"
+            )
+        if near(got, true[place] * min(1.0, limit / sum(alone))):
+            raise Wrong(f"the norm of both together is the root of the sum of squares, and not the sum: {told}")
+        if float(got.norm()) < 20 * limit / scale:
+            raise Wrong(
+                f"{told}: you clipped before unscaling, or unscaled only one of the two. `scaler.unscale_` for both, "
+                "then one norm"
+            )
+        raise Wrong(f"{told}. Unscale both, clip once over all parameters, step both")
+
+
+def _check_norm(got: Any, norm: float, scale: float, planted: tuple[float, float]) -> None:
+    value = number(got, "the norm")
+    if planted != (1.0, 1.0) or abs(value - norm) <= 0.02 * norm:
+        return
+    if abs(value - norm * scale) <= 0.02 * norm * scale:
+        raise Wrong(f"the norm that you return is that of the scaled gradients, {scale:,.0f} times too large")
+    raise Wrong(f"the norm of all gradients before clipping is {norm:.4g}, and you return {value:.4g}")
+
+
+def _explain_exception(error: Exception, pair: Pair) -> None:
+    """Say what is behind the messages that torch has for two losses and two optimizers; return for any other."""
+    text, updates = str(error), pair.notes.count()["update"]
+    if "backward through the graph a second time" in text:
+        raise Wrong(
+            "the two losses share the body's graph, and the first `backward()` freed it. Keep it for the second one, "
+            "`scaler.scale(loss_a).backward(retain_graph=True)`, or call `backward()` once, on the sum"
+        ) from error
+    if "already been called" in text and updates == 0 < sum(pair.steps()):
+        raise Wrong(
+            "`scaler.update()` is missing: the scaler still thinks itself in the first iteration. Call it once, after "
+            "both steps"
+        ) from error
+    if "already been called" in text:
+        raise Wrong(
+            f"torch raised: {text.split('.')[0]}. Each optimizer is unscaled once and stepped once before the one "
+            "`update()`"
+        ) from error
