@@ -1,6 +1,6 @@
 """Chapter 07: clipping, accumulation, several optimizers, checkpoints: the loops that everyone writes, and the right ones."""
 
-from amp_course.patterns.audit import audit
+from amp_course.audit import FAULTS, Audit, Finding, audit
 from amp_course.patterns.checkpoints import (
     CheckpointError,
     Position,
@@ -10,8 +10,6 @@ from amp_course.patterns.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from amp_course.patterns.faults import FAULTS
-from amp_course.patterns.findings import Audit, Finding
 from amp_course.patterns.workbench import Switches, build_loop
 
 __all__ = [

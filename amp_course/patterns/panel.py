@@ -10,14 +10,11 @@ import ipywidgets as widgets
 import torch
 from matplotlib.figure import Figure
 
+from amp_course.audit import Audit, audit
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.threads import one_thread
-from amp_course.patterns.audit import audit
 from amp_course.patterns.figures import workbench_figure
-from amp_course.patterns.findings import Audit
-from amp_course.patterns.verdict import judgements, marked_lines
-from amp_course.patterns.views import workbench_view
-from amp_course.patterns.workbench import Switches, build_loop, source_of
+from amp_course.patterns.workbench import Switches, build_loop, judgements, marked_lines, source_of, workbench_view
 
 OWN = "your own"
 RIGHT = Switches()

@@ -333,9 +333,8 @@ def test_views_escape_the_names_of_formats_recipes_and_faults():
 
 
 def test_the_workbench_escapes_the_loop_and_its_findings():
-    from amp_course.patterns.findings import Audit
-    from amp_course.patterns.verdict import Judgement, Line
-    from amp_course.patterns.views import workbench_view
+    from amp_course.audit import Audit
+    from amp_course.patterns.workbench import Judgement, Line, workbench_view
 
     lines = [Line(mark, WICKED) for mark in ("", "+", "−")]
     assert_harmless(workbench_view(lines, [Judgement("wrong", WICKED, WICKED)], wicked(Audit)))

@@ -15,7 +15,7 @@ from amp_course.patterns.workbench import Switches, build_loop, source_of
 FOUND = {  # what is said of each preset
     "the right loop": (),
     "clipped while scaled": ("clipped-while-scaled",),
-    "clipped in every micro-batch": ("clipped-every-micro-batch", "clipped-while-scaled"),
+    "clipped in every micro-batch": ("clipped-while-scaled", "clipped-every-micro-batch"),
     "not clipped": ("not-clipped",),
     "sum instead of mean": ("sum-not-mean",),
     "cleared in every micro-batch": ("cleared-every-micro-batch",),

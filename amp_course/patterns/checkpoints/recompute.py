@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amp_course.audit import Audit, Finding
+from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
 from amp_course.checking.values import dtype_name
-from amp_course.patterns.findings import Audit, Finding
-from amp_course.patterns.snapshot import Snapshot
 
 CHECKPOINT_FAULTS: dict[str, tuple[str, str]] = {
     "checkpointing-raises": ("the checkpointed pass raised an exception", "Mend what it names"),
@@ -58,7 +58,7 @@ def check_checkpointing(
     Both run under autocast to `dtype` (None: neither does), from the same weights, buffers and random state, which are put back.
     Example: check_checkpointing(model, (x,), plain=f, checkpointed=g).names → ("recomputed-in-another-dtype",)
     """
-    snapshot = Snapshot([model], [])
+    snapshot = Snapshot([model], {})
     with sandbox():
         warnings.simplefilter("ignore")  # torch warns of what is found here anyway
         try:

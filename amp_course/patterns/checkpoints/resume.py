@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from amp_course.audit import Audit, Finding
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
+from amp_course.kit.nested import copied, first_difference
 from amp_course.patterns.checkpoints.saving import several
-from amp_course.patterns.findings import Audit, Finding
-from amp_course.patterns.nested import copied, first_difference
 
 RESUME_FAULTS: dict[str, tuple[str, str]] = {
     "save-raises": ("saving raised an exception", "Fix what it names"),

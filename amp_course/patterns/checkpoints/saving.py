@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
+from amp_course.kit.plain_values import as_plain
 from amp_course.kit.random_state import random_state as current_random_state
 from amp_course.kit.random_state import set_random_state
 from amp_course.patterns.checkpoints import checks
 from amp_course.patterns.checkpoints.file import CheckpointError, read_checked, write_atomically
-from amp_course.patterns.checkpoints.plain_values import as_plain
 
 KIND = "amp_course.patterns checkpoint 1"
 

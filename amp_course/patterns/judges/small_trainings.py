@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.checking.witness import Notes, WatchedLoss, WatchedScaler, WatchedSGD
-from amp_course.patterns.nested import copied, first_difference
+from amp_course.kit.nested import copied, first_difference
 
 Batch = tuple[Tensor, Tensor]
 INF, NAN = float("inf"), float("nan")

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from amp_course.kit.plain_values import as_plain
 from amp_course.patterns import load_checkpoint, save_checkpoint
-from amp_course.patterns.checkpoints.plain_values import as_plain
 
 
 class Level(enum.IntEnum):

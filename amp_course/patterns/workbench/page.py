@@ -1,13 +1,69 @@
-"""Draw what `LoopWorkbench` shows, as HTML: the loop's text with its changed lines marked, and what its audit found."""
+"""Lay out and draw what `LoopWorkbench` shows: the loop's lines against the right loop's, its audit behaviour by behaviour."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from html import escape
+from typing import Literal, NamedTuple
 
+from amp_course.audit.faults import BEHAVIOURS
+from amp_course.audit.findings import Audit, finding_html
+from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK
-from amp_course.patterns.findings import Audit, finding_html
-from amp_course.patterns.verdict import SIGNS, Judgement, Line, State
+
+State = Literal["right", "wrong", "not judged"]
+SIGNS: dict[State, str] = {"right": "✓", "wrong": "✗", "not judged": "–"}
+
+
+class Line(NamedTuple):
+    """A line of two compared loops: `mark` is "+" for one of this loop only, "−" for one of the right loop only, else ""."""
+
+    mark: Literal["", "+", "−"]
+    text: str
+
+
+class Judgement(NamedTuple):
+    """What an audit says of one behaviour; `word` says what holds, names the faults, or why nothing is said."""
+
+    state: State
+    behaviour: str
+    word: str
+
+
+def marked_lines(source: str, right: str) -> list[Line]:
+    """Compare a loop with the right one, line by line; without the "−" lines the result is `source`.
+
+    Example: ("a\\nc", "a\\nb\\nc") → [("", "a"), ("−", "b"), ("", "c")]
+    """
+    return list(_compared(source.splitlines(), right.splitlines()))
+
+
+def _compared(here: list[str], there: list[str]) -> Iterator[Line]:
+    for tag, there_from, there_to, from_, to in SequenceMatcher(None, there, here, autojunk=False).get_opcodes():
+        if tag == "equal":
+            yield from (Line("", text) for text in here[from_:to])
+        else:
+            yield from (Line("−", text) for text in there[there_from:there_to])
+            yield from (Line("+", text) for text in here[from_:to])
+
+
+def judgements(audit: Audit) -> list[Judgement]:
+    """Return what an audit says of each behaviour, in the order in which they are judged."""
+    reasons = dict(audit.not_checked)
+    # A fault may hide what comes after it: those behaviours wait for its cure.
+    otherwise = "mend the faults first" if audit.findings else "was not asked for"
+    found: list[Judgement] = []
+    for behaviour, holds in BEHAVIOURS.items():
+        faults = [one.name for one in audit.findings if one.behaviour == behaviour]
+        if faults:
+            found.append(Judgement("wrong", behaviour, ", ".join(faults)))
+        elif behaviour in audit.right:
+            found.append(Judgement("right", behaviour, holds))
+        else:
+            found.append(Judgement("not judged", behaviour, reasons.get(behaviour, otherwise)))
+    return found
+
 
 _CODE = "font-family:var(--jp-code-font-family, monospace);font-size:12px;line-height:1.5"
 _HERE, _GONE = (
@@ -75,7 +131,7 @@ def _row(line: Line) -> str:
 def _behaviours(judged: Sequence[Judgement]) -> str:
     rows = "".join(
         f'<li style="{_LOOKS[state]};padding-left:6px;margin:1px 0;line-height:1.4">'
-        f"<b>{SIGNS[state]} {escape(behaviour)}</b>: {escape(word)}</li>"
+        f"<b>{SIGNS[state]} {escape(behaviour)}</b>: {inline_html(word)}</li>"
         for state, behaviour, word in judged
     )
     return (

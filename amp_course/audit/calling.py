@@ -1,0 +1,156 @@
+"""Take batches from what the reader gave, copy them, and hand them to a step or a loss in the way it takes them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from amp_course.checking.limit import TimeUp, within
+
+
+class BatchError(Exception):
+    """The batches could not be read, or do not fit the step: said in a sentence, with the cure."""
+
+
+def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
+    """Read at most `most` batches, within a time limit. Raises TypeError, BatchError."""
+    if isinstance(batches, (str, bytes, Mapping)) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}: pass a list of batches, [(inputs, targets), …], or a DataLoader."
+        )
+    if isinstance(batches, Tensor):
+        raise TypeError("batches is one tensor: pass a list of batches, [(inputs, targets), …], or a DataLoader.")
+    try:
+        return within(seconds, lambda: list(islice(batches, most)))
+    except TimeUp:
+        raise BatchError(
+            f"`batches` gave no batch within {seconds:g} s. Pass a list of batches that are ready"
+        ) from None
+    except Exception as error:
+        raise BatchError(
+            f"reading `batches` raised {type(error).__name__}: {error}. Mend that, or pass a list"
+        ) from error
+
+
+def cloned(batch: Any) -> Any:
+    """Copy a batch, so that what the step does to it is not seen by the next."""
+    return pytree.tree_map(_cloned, batch)
+
+
+def _cloned(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:  # what cannot be copied is handed over as it is
+        return leaf
+
+
+def size_of(batch: Any) -> int:
+    """Return the number of examples of a batch: the length of its first tensor."""
+    return next(
+        (len(leaf) for leaf in pytree.tree_leaves(_opened(batch)) if isinstance(leaf, Tensor) and leaf.dim()), 1
+    )
+
+
+def _opened(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Tell whether a function itself, not one that it wraps, takes a keyword."""
+    signature = _signature(function)
+    if signature is None:
+        return False
+    if name in signature.parameters:
+        return signature.parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    inner = getattr(function, "__wrapped__", None)
+    return open_ended and inner is not None and takes(inner, name)
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    if function is None:
+        return None
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def arguments_for(
+    function: Callable[..., Any], batch: Any, before: tuple[Any, ...] = (), /, *, way: int = 0, **more: Any
+) -> Arguments:
+    """Return (args, kwargs) to call a function with a batch: its parts one by one, or by name, or the batch as it is.
+
+    before: what comes before the batch, as a loss's model does
+    way:    which of the ways in which the batch fits, if there are several
+
+    Raises BatchError for a batch that fits in no way.
+    """
+    fitting = _fitting(function, batch, before, more)
+    if not fitting:
+        ways, signature = _ways(batch), _signature(function)
+        wanted = ", ".join(str(one) for one in signature.parameters.values()) if signature else "…"
+        named = isinstance(batch, Mapping)
+        holds = (
+            f"the keys {', '.join(map(str, batch))}"
+            if named
+            else f"{len(ways[0][0])} part{'s'[: len(ways[0][0]) != 1]}"
+        )
+        name = getattr(function, "__name__", "the step")
+        raise BatchError(f"a batch has {holds}, and `{name}({wanted})` cannot be called with it")
+    args, kwargs = fitting[min(way, len(fitting) - 1)]
+    return (*before, *args), {**kwargs, **more}
+
+
+def fitting_ways(function: Callable[..., Any], batch: Any, **more: Any) -> int:
+    """Return in how many ways a batch fits a function."""
+    return len(_fitting(function, batch, (), more))
+
+
+def _fitting(
+    function: Callable[..., Any], batch: Any, before: tuple[Any, ...], more: Mapping[str, Any]
+) -> list[Arguments]:
+    def fits(signature: inspect.Signature, way: Arguments) -> bool:
+        try:
+            signature.bind(*before, *way[0], **way[1], **more)
+        except TypeError:
+            return False
+        return True
+
+    signature = _signature(function)
+    if signature is None:
+        return _ways(batch)
+    found = [way for way in _ways(batch) if fits(signature, way)]
+    wrapped = _signature(getattr(function, "__wrapped__", None))
+    if wrapped is not None:  # a decorator takes anything; what it decorates knows better
+        found.sort(key=lambda way: not fits(wrapped, way))
+    return found
+
+
+def _ways(batch: Any) -> list[Arguments]:
+    if isinstance(batch, Mapping):
+        named = [((), dict(batch))] if all(isinstance(key, str) for key in batch) else []
+        return [*named, ((batch,), {})] if len(batch) > 1 else [((batch,), {}), *named]
+    if isinstance(batch, (list, tuple)):
+        return [(tuple(batch), {}), ((batch,), {})]
+    return [((batch,), {})]
+
+
+def torch_device_types(batch: Any) -> set[str]:
+    """The kinds of devices that a batch's tensors are on."""
+    return {leaf.device.type for leaf in pytree.tree_leaves(_opened(batch)) if isinstance(leaf, torch.Tensor)}

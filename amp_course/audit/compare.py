@@ -1,0 +1,48 @@
+"""Compare gradients as vectors: is one a multiple of another, or a mixture of several?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CLOSE = 0.02  # relative: what rounding may do to the length of a gradient of many numbers
+
+
+def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Return (factor, distance): gradient ≈ factor · reference, and how far off, relative to the gradient.
+
+    The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is not finite.
+    """
+    gradient, reference = gradient.double(), reference.double()
+    square, size = (reference @ reference).item(), gradient.norm().item()
+    if square == 0 or size == 0 or not math.isfinite(size) or not math.isfinite(square):
+        return (1.0, 0.0) if size == square == 0 else (0.0 if size == 0 else math.nan, math.inf)
+    factor = (gradient @ reference).item() / square
+    return factor, ((gradient - factor * reference).norm() / size).item()
+
+
+def near(factor: float, wanted: float, close: float = CLOSE) -> bool:
+    """Tell whether two factors are the same up to rounding."""
+    return math.isclose(factor, wanted, rel_tol=close)
+
+
+def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return (weights, distance): gradient ≈ Σ weight · part, by least squares, and how far off, relative to the gradient.
+
+    The weights are NaN if the parts are so alike that they cannot be told.
+    """
+    sizes = [part.double().norm().item() for part in parts]
+    size = gradient.double().norm().item()
+    if not all(sizes) or not size or not all(map(math.isfinite, [*sizes, size])):
+        return [math.nan] * len(parts), math.inf
+    matrix = torch.stack([part.double() / s for part, s in zip(parts, sizes, strict=True)], 1)
+    gram = matrix.T @ matrix
+    smallest = torch.linalg.eigvalsh(gram)[0].item()
+    if smallest < 1e-3:
+        return [math.nan] * len(parts), math.inf
+    solved = torch.linalg.solve(gram, matrix.T @ gradient.double())
+    distance = ((gradient.double() - matrix @ solved).norm() / size).item()
+    return [(w / s).item() for w, s in zip(solved, sizes, strict=True)], distance

@@ -1,0 +1,174 @@
+"""What an audit gives back: faults with cause, evidence and cure; what was right, what was seen, what was not judged."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amp_course.audit.faults import BEHAVIOURS, FAULTS
+from amp_course.kit.markup import inline_html
+
+Evidence = dict[str, float | int | str]
+
+# A fault in what makes the gradient leaves nothing to praise in the gradient itself.
+_MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
+_IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: a stable `name`, the cause and the cure as sentences, and the numbers that show it.
+
+    code:      the cure as a line of code, or ""
+    section:   where the course teaches it, "07.3" for chapter 07, section 3
+    behaviour: what it is a fault of
+    """
+
+    name: str
+    cause: str
+    cure: str
+    evidence: Evidence = field(default_factory=dict)
+    code: str = ""
+    section: str = ""
+    behaviour: str = ""
+
+    def __str__(self) -> str:
+        """Return "still-scaled: cause. Cure: `code` (measured: …; chapter 07, section 1)"."""
+        notes = [one for one in (evidence_text(self.evidence), section_text(self.section)) if one]
+        shown = f" ({'; '.join(notes)})" if notes else ""
+        return f"{self.name}: {self.cause}. {_cure(self)}{shown}"
+
+
+def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:
+    """Make the finding of a known fault; `cause` says it more exactly. Raises KeyError for a name that `FAULTS` lacks."""
+    fault = FAULTS[name]
+    shown = {key.replace("_", " "): value for key, value in evidence.items()}
+    return Finding(name, cause or fault.cause, fault.cure, shown, fault.code, fault.section, fault.behaviour)
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """Write what was measured on one line: {"loss scale": 1024.0} → "loss scale: 1024"."""
+    return "; ".join(f"{key}: {_number(value)}" for key, value in evidence.items())
+
+
+def section_text(section: str) -> str:
+    """Write where the course teaches something: "07.3" → "chapter 07, section 3"."""
+    chapter, _, number = section.partition(".")
+    return f"chapter {chapter}, section {number}" if number else ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The outcome of an audit: true if something was judged and no fault was found.
+
+    findings:     the faults, gravest first
+    checked:      the names of the behaviours that were judged
+    not_checked:  pairs of a behaviour and the reason why it was not judged
+    seen:         sentences on what is unusual and no fault
+    not_put_back: pairs of a name and what became of it: what the step changed and the audit could not put back
+    """
+
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    not_checked: tuple[tuple[str, str], ...] = ()
+    seen: tuple[str, ...] = ()
+    not_put_back: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.findings and bool(self.right)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the findings, in order."""
+        return tuple(one.name for one in self.findings)
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """The behaviours that were judged and found right; a fault in what makes the gradient leaves the gradient out."""
+        wrong = {one.behaviour for one in self.findings}
+        if "" in wrong:  # a fault that is none of a step's: of saving, of recomputing
+            return ()
+        unsaid = wrong | (_IS_THE_GRADIENT if wrong & _MAKES_THE_GRADIENT else set())
+        return tuple(one for one in self.checked if one not in unsaid)
+
+    def __repr__(self) -> str:
+        lines = [f"Audit: {self._head()}", *(f"  {one}" for one in self.findings)]
+        if self.findings and self.right:
+            lines.append(f"  right: {', '.join(self.right)}")
+        lines += [f"  seen: {one}" for one in self.seen]
+        lines += [f"  not judged: {name} ({why})" for name, why in self.not_checked]
+        return "\n".join([*lines, *(f"  not put back: {name} {what}" for name, what in self.not_put_back)])
+
+    def _head(self) -> str:
+        if self.findings:
+            return f"{len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}"
+        if not self.right:
+            return "nothing could be judged"
+        return f"no fault in {len(self.right)} behaviours ({', '.join(self.right)})"
+
+    def _repr_html_(self) -> str:
+        if self.findings:
+            head = "".join(finding_html(one) for one in self.findings)
+            if self.right:
+                head += f"<p><b>✓ Right</b>: {html.escape(', '.join(self.right))}.</p>"
+        elif self.right:
+            head = f"<p><b>✓ No fault</b> in {len(self.right)} behaviours: {html.escape(', '.join(self.right))}.</p>"
+        else:
+            head = "<p><b>– Nothing could be judged.</b></p>"
+        return (
+            head
+            + _details("Seen, and no fault", self.seen)
+            + _details("Not judged", [f"{name}: {why}" for name, why in self.not_checked])
+            + _details("Not put back", [f"{name} {what}" for name, what in self.not_put_back])
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values; `json.dumps` takes it."""
+        return {
+            "faults": [asdict(one) for one in self.findings],
+            "right": {name: BEHAVIOURS.get(name, "") for name in self.right},
+            "seen": list(self.seen),
+            "not judged": [{"behaviour": name, "because": why} for name, why in self.not_checked],
+            "not put back": dict(self.not_put_back),
+        }
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+
+def finding_html(one: Finding) -> str:
+    """Return a finding as a paragraph: its name, cause, cure and what was measured, escaped."""
+    notes = [html.escape(text) for text in (evidence_text(one.evidence), section_text(one.section)) if text]
+    return (
+        f"<p><b>✗ {html.escape(one.name)}</b>: {inline_html(one.cause)}. <i>Cure:</i> {inline_html(_cure(one))}"
+        + (f"<br><small>{'; '.join(notes)}</small>" if notes else "")
+        + "</p>"
+    )
+
+
+def _details(title: str, lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{inline_html(line)}</li>" for line in lines)
+    return f"<details><summary>{title}: {items.count('<li>')}</summary><ul>{items}</ul></details>" if items else ""
+
+
+def _cure(one: Finding) -> str:
+    if one.code:
+        return f"{one.cure}: `{one.code}`"
+    return one.cure if one.cure.endswith("?") else one.cure + "."
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Keep the first finding of each name, in order of harm."""
+    first: dict[str, Finding] = {}
+    for one in found:
+        first.setdefault(one.name, one)
+    rank = {name: place for place, name in enumerate(FAULTS)}
+    return tuple(sorted(first.values(), key=lambda one: rank[one.name]))

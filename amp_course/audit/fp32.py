@@ -1,0 +1,180 @@
+"""Hold the gradient of a step against that of the reader's fp32 loss, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amp_course.audit.compare import along, near
+from amp_course.audit.findings import Finding, finding
+from amp_course.audit.protocol import Protocol
+from amp_course.audit.record import Meddling, Update
+from amp_course.audit.reference import reference
+from amp_course.audit.rules.calls import Used, steps_of
+from amp_course.audit.rules.gradients import Compared, about_reference, arrived, as_masters, by_calls, first_use
+from amp_course.audit.runner import Runner
+
+_SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Incomparable(Exception):
+    """The gradient of a step cannot be compared with the loss's, for the reason given."""
+
+
+@dataclass
+class AgainstFp32:
+    """The comparison of one audit.
+
+    tolerance: the reader's; None takes what rounding does, at least `least`
+    ragged:    the reader's batches end in a shorter group
+    """
+
+    run: Runner
+    protocol: Protocol
+    tolerance: float | None
+    least: float
+    ragged: bool = True
+
+    def judge(self, first: Update) -> None:
+        """Judge accumulation and gradient of the first update, then a shorter last group."""
+        protocol = self.protocol
+        if self.run.training.loss is None:
+            protocol.leave_out("gradient", "no fp32 `loss` was given to compare with")
+        elif first.reference_error:
+            protocol.leave_out("gradient", first.reference_error)
+        exact = len(first.references) == first.calls > 0
+        known = len(protocol.found)
+        for number in self.run.optimizers:
+            try:
+                self._judge(first, number, exact)
+            except Incomparable as reason:
+                protocol.leave_out("gradient", str(reason))
+        if self.run.accumulate > 1 and not self.ragged:
+            protocol.leave_out("shorter last group", "the batches make whole groups")
+        elif self.run.accumulate > 1 and exact and len(protocol.found) == known:
+            self._last_group()
+
+    def _judge(self, first: Update, number: int, exact: bool) -> None:
+        used = first_use(first, number)
+        if used is None:
+            return
+        one = self._compared(first, used, number, exact)
+        if not exact and len(one.parts) == 1:
+            return
+        found = list(about_reference(one, self.tolerance or one.tolerance(self.least)))
+        if any(f.name == "gradient-differs" for f in found):
+            self._look_for_a_sound_reason(used, number)
+        self.protocol.judge("gradient" if exact else "", found)
+        if len(one.parts) > 1:
+            self.protocol.judge("accumulation")
+            if len(set(one.sizes)) == 1:
+                self.protocol.leave_out("unequal micro-batches", "all batches of a group have the same size")
+            elif exact:
+                self.protocol.judge("unequal micro-batches")
+
+    def _compared(self, update: Update, used: Used, number: int, exact: bool) -> Compared:
+        """Put the gradient of a step beside those of its micro-batches. Raises Incomparable."""
+        run = self.run
+        if any(one.moved for one in (used.parts or update.backwards)):
+            raise Incomparable("the weights move between the beginning of the update and `backward()`, as with SAM")
+        if sum(one.step.call == used.step.call for one in steps_of(update.events, number)) > 1:
+            raise Incomparable("the optimizer steps several times in a call")
+        total, own = arrived(used, number), by_calls(used, number)
+        if total is None:
+            return self._masters(update, used, number, exact)
+        if len(own) < len({one.call for one in used.parts}):
+            raise Incomparable("a gradient was used up before it could be seen")
+        # Micro-batches whose gradients were cleared before the step count too: their weight ought not to be 0.
+        lost = {
+            one.call: one.arrived[number].values
+            for one in used.cleared
+            if number in one.arrived and one.call not in own
+        }
+        calls = [*sorted(lost), *sorted(own)] if exact or run.accumulate > 1 else sorted(own)
+        gradient, sizes = self._unlimited(used, number), [run.size(call) for call in calls]
+        if exact:
+            parts = [update.references[call][number].values for call in calls]
+            return Compared(gradient, parts, sizes, True, self._rounded(number, calls))
+        scale = run.scale_of(number) if used.step.by_scaler else 1.0
+        return Compared(gradient, [(lost | own)[call] / scale for call in calls], sizes, False)
+
+    def _masters(self, update: Update, used: Used, number: int, exact: bool) -> Compared:
+        """Compare fp32 masters, to which the step copies gradients, with the parameters that they stand for."""
+        twins = self.run.training.twins(number)
+        if not exact or update.calls > 1 or twins is None or max(twins, default=-1) < 0 or len(update.backwards) > 1:
+            raise Incomparable("the step sets gradients itself")
+        return Compared(used.step.gradient.values, [as_masters(update.references[0], number, twins)], [1], True)
+
+    def _unlimited(self, used: Used, number: int) -> Tensor:
+        """Return the gradient at the step, without the cut of a clip if there is one."""
+        values, total = used.step.gradient.values, arrived(used, number)
+        if total is None or not total.norm:
+            return values
+        factor, distance = along(values, total.values)
+        scale = self.run.scale_of(number) if used.step.by_scaler else 1.0
+        if distance < 1e-3 and near(factor * scale, 1.0, 1e-3):
+            return values
+        small = first_use(self.run.anew(Meddling(_SMALL)), number)
+        return values if small is None else small.step.gradient.values / _SMALL
+
+    def _rounded(self, number: int, calls: Sequence[int]) -> list[Tensor]:
+        """Compute the loss's gradient under autocast, at the weights of the update: what rounding alone does to it."""
+        lower = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in self.run.dtypes]
+        if not lower:
+            return []
+        self.run.restart()
+        scale, training = self.run.scale_of(number), self.run.training
+        try:
+            return [reference(training, self.run.batch(call), lower[0], scale)[number].values for call in calls]
+        except Exception:  # a loss that only runs in fp32
+            return []
+
+    def _look_for_a_sound_reason(self, used: Used, number: int) -> None:
+        """Raise Incomparable if a gradient that is not the loss's has a sound reason."""
+        differs = "the gradient is not that of the `loss`, and"
+        parameters = [p for slot in self.run.training.slots for p in slot.parameters]
+        if any(getattr(p, name, None) for p in parameters for name in _HOOKS):
+            raise Incomparable(f"{differs} hooks of yours change gradients")
+        self.run.restart()
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(20_230_411)
+        other = first_use(self.run.update(), number)
+        if other is None or along(used.step.gradient.values, other.step.gradient.values)[1] > 1e-3:
+            raise Incomparable(f"{differs} the step draws random numbers, which the `loss` may draw differently")
+
+    def _last_group(self) -> None:
+        """Judge a group that is one micro-batch short, if the step is told which one is the last."""
+        run, protocol = self.run, self.protocol
+        if not run.training.hint_last:
+            why = "the step has no argument `last`, so it cannot know that a group ends early"
+            return protocol.leave_out("shorter last group", why)
+        kept = run.groups, run.window
+        run.groups, run.window = [run.groups[0][: run.accumulate - 1]], 1
+        try:
+            run.restart()
+            seen = run.update(look_closely=True)
+            for number in run.optimizers:
+                protocol.judge("shorter last group", self._about_short(seen, number))
+        finally:
+            run.groups, run.window = kept
+        return None
+
+    def _about_short(self, seen: Update, number: int) -> Iterator[Finding]:
+        used = first_use(seen, number)
+        if used is None:
+            if seen.error is None:
+                yield finding("last-group-mean", micro_batches=self.run.accumulate - 1, steps=0)
+            return
+        try:
+            one = self._compared(seen, used, number, len(seen.references) == seen.calls)
+        except Incomparable:
+            return
+        for found in about_reference(one, self.tolerance or one.tolerance(self.least)) if one.exact else ():
+            if "factor" in found.evidence:  # its length, not its direction
+                yield finding("last-group-mean", micro_batches=len(one.parts), factor=found.evidence["factor"])

@@ -1,0 +1,60 @@
+"""Look at the graph of a loss: which ops ran in 16 bits, and whether the loss function did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.audit.record import Graph
+
+_LOW = (torch.float16, torch.bfloat16)
+# Loss functions that autocast runs in float32, on CPU and GPU: one that ran in 16 bits ran outside the region.
+# https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
+_LOSSES = {
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "BinaryCrossEntropy": "binary_cross_entropy",
+    "NllLoss": "cross_entropy",
+    "NllLoss2D": "cross_entropy",
+    "MseLoss": "mse_loss",
+    "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "KlDiv": "kl_div",
+    "SoftMarginLoss": "soft_margin_loss",
+    "MultiMarginLoss": "multi_margin_loss",
+}
+_MOST = 200_000  # nodes
+
+
+def look_at(roots: Iterable[Tensor]) -> Graph:
+    """Walk the graphs of losses that are about to be differentiated."""
+    low: set[torch.dtype] = set()
+    losses: list[tuple[str, torch.dtype]] = []
+    casts = opaque = False
+    for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
+        name = node.name()
+        dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
+        here = [dtype for dtype in dtypes if dtype in _LOW]
+        low.update(here)
+        plain = re.sub(r"Backward\d*$", "", name)
+        if here and plain == "ToCopy":
+            casts = True
+        if here and plain in _LOSSES:
+            losses.append((_LOSSES[plain], here[0]))
+        opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
+    return Graph(frozenset(low), casts, tuple(losses), opaque)
+
+
+def _nodes(roots: list[Any]) -> Iterator[Any]:
+    met, waiting = set(roots), list(roots)
+    while waiting and len(met) < _MOST:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in met:
+                met.add(following)
+                waiting.append(following)

@@ -1,0 +1,91 @@
+"""The experiments that put an inf into the gradients, and let the scale grow."""
+
+from __future__ import annotations
+
+import math
+
+from amp_course.audit.findings import finding
+from amp_course.audit.protocol import MENDED_FIRST, Protocol
+from amp_course.audit.record import Meddling, Update
+from amp_course.audit.rules.exceptions import about_error
+from amp_course.audit.rules.stress import about_growth, about_skipping, about_waiting, leaky_check, poisoned_pass
+from amp_course.audit.runner import Runner
+
+_ALONE = 4  # of more optimizers only all at once get an inf
+
+
+def about_overflow(run: Runner, protocol: Protocol, first: Update, *, by_hand: bool) -> None:
+    """Put an inf into the gradients of each optimizer in turn, and of all at once.
+
+    by_hand: the loss is scaled without a scaler
+    """
+    if by_hand and not first.called("scale"):
+        return _look_at_own_check(run, protocol, first)
+    if not run.training.scalers or not first.called("scale"):
+        return protocol.leave_out("overflow", "there is no scaler in use, so nothing is skipped")
+    if protocol.names & MENDED_FIRST:
+        return protocol.leave_out("overflow", "what was found has to be mended first")
+    passes = {n: poisoned_pass(first, n, run.training) for n in run.optimizers}
+    known = {n: one for n, one in passes.items() if one is not None}
+    if not known:
+        return protocol.leave_out("overflow", "the gradients are used up before an inf can be put into them")
+    rounds: list[tuple[int, ...]] = [(n,) for n in known] if len(known) <= _ALONE else []
+    if len(known) != 1:
+        rounds.append(tuple(known))
+    for numbers in rounds:
+        poisoned = run.anew(Meddling(poison=frozenset(known[n] for n in numbers)))
+        if poisoned.error is not None:
+            return _raised(run, protocol, [poisoned])
+        protocol.judge("overflow")
+        clean = run.following(until=numbers)
+        for number in numbers:
+            protocol.judge("", about_skipping(poisoned, clean, first, number))
+        if len(numbers) == len(known) and not any(name.startswith("scheduler") for name in protocol.names):
+            protocol.judge("", about_waiting(poisoned, run.training))
+        if clean.error is not None and not protocol.found:
+            return _raised(run, protocol, [poisoned, clean])
+        if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
+            return None
+    return None
+
+
+def _raised(run: Runner, protocol: Protocol, updates: list[Update]) -> None:
+    """Tell what an inf made the step raise: a fault if torch says so; else it may be meant to."""
+    found = about_error(updates, run.training, run.accumulate)
+    if found.name != "step-raises":
+        return protocol.judge("overflow", [found])
+    cause = found.cause.removeprefix("the step raised ")
+    protocol.seen.append(
+        f"With an inf in its gradients the step raises {cause}: training ends where the scaler would have skipped."
+    )
+    return protocol.leave_out("overflow", "the step raises at an inf")
+
+
+def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
+    """Look at a loop that scales by hand: if it looks for inf itself, does it find every one?"""
+    for number in run.optimizers:
+        place = poisoned_pass(first, number, run.training)
+        if place is None:
+            continue
+        ways = ((math.inf, False), (math.inf, True), (math.nan, False))
+        outcomes = [run.anew(Meddling(poison=frozenset([place]), bad=bad, last=last)) for bad, last in ways]
+        if leaky_check(outcomes, number):
+            protocol.judge("overflow", [finding("overflow-not-skipped", optimizer=number)])
+        elif all(one.steps(number) for one in outcomes):
+            protocol.judge("", ["The loss is scaled by hand, and an update with inf in its gradients is not skipped."])
+        else:
+            protocol.judge("overflow")
+
+
+def about_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:
+    """Let the scale grow in the next update: schedulers that take that for a skip, gradients divided by the new scale."""
+    if not run.training.scalers or not first.called("update") or protocol.found:
+        return
+    run.restart()
+    for scaler in run.training.scalers:
+        state = scaler.state_dict()
+        if "growth_interval" in state:
+            scaler.load_state_dict({**state, "_growth_tracker": int(state["growth_interval"]) - 1})
+    grown = run.update()
+    if grown.error is None:
+        protocol.judge("", about_growth(grown, first, run.training, steady=steady))

@@ -1,0 +1,276 @@
+"""What an audit looks at and what it writes down: the reader's live training, and the events of one update in their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MOST = 2**22  # numbers of a gradient that are kept; of a larger one every second, third …
+
+
+class Layout:
+    """How the gradients of a list of parameters lie in one flat float32 vector: every number, or of a large model a sample.
+
+    slices: where each parameter lies
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.stride = max(1, math.ceil(sum(p.numel() for p in self.parameters) / _MOST))
+        self.slices: list[slice] = []
+        start = 0
+        for p in self.parameters:
+            self.slices.append(slice(start, start := start + math.ceil(p.numel() / self.stride)))
+        self.size = start
+
+    def flat(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Lay tensors out, one for each parameter; None gives zeros."""
+        device = self.parameters[0].device if self.parameters else "cpu"
+        flat = torch.zeros(self.size, device=device if device != torch.device("meta") else "cpu")
+        for tensor, place in zip(tensors, self.slices, strict=True):
+            if tensor is not None:
+                flat[place] = _dense(tensor).reshape(-1)[:: self.stride].float()
+        return flat
+
+    def gradient(self, tensors: Sequence[Tensor | None]) -> Gradient:
+        """Take the gradients down, one for each parameter."""
+        norms = None
+        if self.stride > 1:
+            norms = torch.stack([torch.zeros(()) if t is None else _dense(t).float().norm().cpu() for t in tensors])
+        return Gradient(self, self.flat(tensors), tuple(t is not None for t in tensors), norms)
+
+    def now(self) -> Gradient:
+        """Take down the gradients of now."""
+        return self.gradient([p.grad for p in self.parameters])
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """The gradients of one optimizer's parameters: `values` is flat, float32, 0 for a parameter without a gradient.
+
+    present: for each parameter, is there a gradient?
+    """
+
+    layout: Layout
+    values: Tensor
+    present: tuple[bool, ...]
+    _norms: Tensor | None = None  # of a sampled one
+
+    @property
+    def empty(self) -> bool:
+        """No gradient at all, or zeros only."""
+        return not any(self.present) or not bool(self.values.any())
+
+    @property
+    def finite(self) -> bool:
+        """Is every number finite?"""
+        return bool(self.values.isfinite().all()) and bool(self.norms.isfinite().all())
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The norm of each parameter's gradient."""
+        if self._norms is not None:
+            return self._norms
+        parts = [self.values[place] for place in self.layout.slices]
+        return torch.stack(torch._foreach_norm(parts)).cpu() if parts else torch.zeros(0)
+
+    @property
+    def norm(self) -> float:
+        """The norm over all parameters."""
+        return self.norms.double().norm().item()
+
+    def __mul__(self, factor: float) -> Gradient:
+        norms = None if self._norms is None else self._norms * factor
+        return Gradient(self.layout, self.values * factor, self.present, norms)
+
+    def __sub__(self, other: Gradient) -> Gradient:
+        return Gradient(self.layout, self.values - other.values, self.present)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What the graph of a loss tells: which ops' outputs are in 16 bits, and what cannot be looked into."""
+
+    low: frozenset[torch.dtype] = frozenset()  # the 16-bit dtypes met
+    casts: bool = False  # some op cast to 16 bits, as autocast does
+    loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
+    opaque: bool = False  # compiled or hand-written functions
+
+
+@dataclass(eq=False)
+class Event:
+    """Something that happened; `call` is the number of the micro-batch in which it did."""
+
+    call: int
+
+
+@dataclass(eq=False)
+class Backward(Event):
+    """A call of `backward()`.
+
+    before:  what lay in `.grad` before it, for each slot of the training's
+    arrived: what it added, for each slot that got something
+    """
+
+    in_autocast: bool = False
+    dtype: torch.dtype | None = None  # of the loss
+    value: float = math.nan  # of the loss, still scaled
+    graph: Graph = Graph()
+    before: list[Gradient] = field(default_factory=list)
+    arrived: dict[int, Gradient] = field(default_factory=dict)
+    moved: bool = False  # the weights are not those that the update began with
+    frozen: tuple[int, ...] = ()  # slots of which not one parameter required a gradient
+    complete: bool = True  # the hooks in it did not step and clear: `arrived` is all that it added
+
+
+@dataclass(eq=False)
+class Call(Event):
+    """A call of a scaler or a scheduler: `name` is "scale", "unscale", "scaler.step", "update" or "scheduler".
+
+    number:   of the optimizer, or of the scheduler; -1 for one that is not known
+    gradient: before "unscale" and "scaler.step", what was there
+    """
+
+    name: str
+    number: int = -1
+    scaler: int = -1
+    gradient: Gradient | None = None
+
+
+@dataclass(eq=False)
+class Region(Event):
+    """An autocast region that was entered, for a kind of device."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class Step(Event):
+    """A step of an optimizer, with the gradients that it used, unscaled. `weights`: did they change by it?"""
+
+    number: int
+    gradient: Gradient
+    rate: float = 1.0  # the highest learning rate of its groups
+    other: str = ""  # the kind of optimizer, if it is not the one that was passed
+    closure: bool = False
+    in_backward: bool = False
+    by_scaler: bool = False
+    optimizer: Any = None
+    rest: float = 0.0  # the norm of all other gradients at that moment
+
+
+@dataclass(eq=False)
+class Update:
+    """What one update did: `accumulate` calls of the step, or several such groups until each optimizer has stepped."""
+
+    scales: list[float]
+    events: list[Event] = field(default_factory=list)
+    calls: int = 0
+    scales_after: list[float] = field(default_factory=list)
+    references: list[list[Gradient]] = field(default_factory=list)  # for each call, for each slot: of the fp32 loss
+    reference_error: str = ""
+    changed: list[bool] = field(default_factory=list)  # for each slot: did a weight change
+    spoilt: list[bool] = field(default_factory=list)  # for each slot: is a weight not finite now
+    left_open: bool = False  # autocast is still on
+    scalers_made: int = 0
+    error: BaseException | None = None
+    modes: Mapping[nn.Module, bool] = field(default_factory=dict)
+
+    def of(self, kind: type[Any]) -> Iterator[Any]:
+        """The events of one kind, in order."""
+        return (event for event in self.events if isinstance(event, kind))
+
+    @property
+    def backwards(self) -> list[Backward]:
+        """The backward passes, in order."""
+        return list(self.of(Backward))
+
+    def steps(self, number: int | None = None) -> list[Step]:
+        """The steps of one optimizer, or of all that were passed."""
+        return [one for one in self.of(Step) if (number is None and one.number >= 0) or one.number == number]
+
+    def called(self, name: str, number: int | None = None) -> list[Call]:
+        """The calls of a name, for one optimizer or scheduler, or all."""
+        return [one for one in self.of(Call) if one.name == name and number in (None, one.number)]
+
+    @property
+    def finite(self) -> bool:
+        """Is every gradient that arrived finite?"""
+        return all(one.finite for event in self.backwards for one in event.arrived.values())
+
+
+@dataclass(frozen=True)
+class Meddling:
+    """What is done to gradients as they arrive.
+
+    factor: they are multiplied by it
+    poison: (number of a backward pass, slot) → one of its gradients gets a `bad` number
+    last:   in the slot's last parameter instead of its first
+    """
+
+    factor: float = 1.0
+    poison: frozenset[tuple[int, int]] = frozenset()
+    bad: float = math.inf
+    last: bool = False
+
+
+@dataclass
+class Training:
+    """The reader's live objects. A slot is the parameters of one optimizer; the last slot is what only the models hold."""
+
+    train_step: Callable[..., Any]
+    models: list[nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    scalers: list[torch.amp.GradScaler]
+    schedulers: list[Any]
+    loss: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None  # a sequence: one for each optimizer
+    hint_last: bool = False  # the step takes `last=`
+    modes: Mapping[nn.Module, bool] = field(default_factory=dict)  # what the step sets its layers to
+
+    def __post_init__(self) -> None:
+        held = [[p for g in o.param_groups for p in g["params"]] for o in self.optimizers]
+        known = {id(p) for one in held for p in one}
+        rest = dict.fromkeys(p for model in self.models for p in model.parameters() if id(p) not in known)
+        self.slots = [Layout(one) for one in [*held, list(rest)]]
+
+    def twins(self, number: int) -> list[int] | None:
+        """Return, for fp32 masters, the place in the last slot of the model's parameter that each one stands for.
+
+        -1 for a parameter of the model's own; None if the optimizer's other parameters do not match the model's, one by one.
+        """
+        own = {id(p) for model in self.models for p in model.parameters()}
+        rest = [n for n, p in enumerate(self.slots[-1].parameters) if p.requires_grad]
+        places, left = [], iter(rest)
+        for p in self.slots[number].parameters:
+            place = -1 if id(p) in own else next(left, None)
+            if place is None or (place >= 0 and self.slots[-1].parameters[place].shape != p.shape):
+                return None
+            places.append(place)
+        return places if next(left, None) is None and self.slots[-1].stride == self.slots[number].stride == 1 else None
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device the parameters are on."""
+        return next((p.device.type for slot in self.slots for p in slot.parameters), "cpu")
+
+    def scales(self) -> list[float]:
+        """The loss scales of now, one for each scaler that is on."""
+        return [float(one.get_scale()) for one in self.scalers]
+
+    def set_scales(self, scales: Sequence[float]) -> None:
+        """Set the loss scales, whether or not the scalers have made their tensors."""
+        for scaler, scale in zip(self.scalers, scales, strict=True):
+            scaler.load_state_dict({**scaler.state_dict(), "scale": scale})

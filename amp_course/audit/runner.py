@@ -1,0 +1,214 @@
+"""Run a step for one update under an observer: from the beginning or from where it stands, at any loss scale, again and again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from amp_course.audit.calling import BatchError, arguments_for, cloned, fitting_ways, size_of
+from amp_course.audit.observer import Observer
+from amp_course.audit.record import Meddling, Region, Training, Update
+from amp_course.audit.reference import BadLoss, reference
+from amp_course.audit.snapshot import Snapshot
+from amp_course.checking.limit import TimeUp, within
+from amp_course.checking.sandbox import sandbox
+
+PATIENCE = 8  # groups of batches in which every optimizer has to step at least once
+_LOWEST = 2.0**-20  # the loss scale at which a step that still overflows is given up
+
+
+@dataclass
+class Runner:
+    """Runs updates of a training that it can put back.
+
+    groups:  micro-batches, `accumulate` in each
+    seconds: the time that one call of the step may take
+    scales:  the loss scales that `first` settled on, one for each scaler
+    window:  groups until every optimizer has stepped, which is an update here
+    owners:  number of an optimizer → that of its scaler
+    given:   the scalers that the reader passed
+    adopted: how many others were found in use
+    dtypes:  the 16-bit ones that gradients come through
+    """
+
+    training: Training
+    snapshot: Snapshot
+    groups: list[list[Any]]
+    accumulate: int
+    seconds: float
+    scales: list[float] = field(default_factory=list)
+    window: int = 1
+    owners: dict[int, int] = field(default_factory=dict)
+    given: list[torch.amp.GradScaler] = field(default_factory=list)
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    adopted: int = 0
+    _way: int = 0  # in which the step is called with a batch
+    _strangers: list[torch.amp.GradScaler] = field(default_factory=list)
+
+    @property
+    def optimizers(self) -> range:
+        """The numbers of the optimizers."""
+        return range(len(self.training.optimizers))
+
+    def scale_of(self, number: int) -> float:
+        """The loss scale of an optimizer: that of the scaler that steps it; 1 without one."""
+        return self.scales[self.owners.get(number, 0)] if self.scales else 1.0
+
+    def batch(self, call: int) -> Any:
+        """Return the batch of a call in an update."""
+        group, place = divmod(call, len(self.groups[0]))
+        return self.groups[group % len(self.groups)][place]
+
+    def size(self, call: int) -> int:
+        """Return the number of examples of a call's batch."""
+        return size_of(self.batch(call))
+
+    def restart(self, scales: Sequence[float] | None = None) -> None:
+        """Go back to the beginning, with no gradients, and other loss scales if they are given."""
+        self.snapshot.restore()
+        with torch.no_grad():
+            for slot in self.training.slots:
+                for p in slot.parameters:
+                    if p.grad is not None:
+                        p.grad.zero_()
+        self.training.set_scales(self.scales if scales is None else scales)
+
+    def anew(self, meddling: Meddling | None = None, scales: Sequence[float] | None = None) -> Update:
+        """Run the first update again."""
+        self.restart(scales)
+        return self.update(meddling=meddling)
+
+    def following(self, until: Sequence[int] = ()) -> Update:
+        """Run the update after the first one."""
+        begin = self.window % len(self.groups)
+        return self.update([*self.groups[begin:], *self.groups[:begin]], until=until)
+
+    def update(
+        self,
+        groups: Sequence[Sequence[Any]] | None = None,
+        meddling: Meddling | None = None,
+        *,
+        look_closely: bool = False,
+        until: Sequence[int] = (),
+    ) -> Update:
+        """Run one update from where the training stands, or groups `until` these optimizers have stepped.
+
+        look_closely: walk the graphs of the losses, and compute the fp32 loss beside each call
+        """
+        groups = groups or self.groups
+        observer = Observer(self.training, meddling, graphs=look_closely)
+        seen, number = observer.seen, 0
+        with warnings.catch_warnings(), sandbox():
+            warnings.simplefilter("ignore")  # the scheduler's warning about its order is judged, not shown
+            with observer:
+                for n in range(max(PATIENCE, self.window) if until else self.window):
+                    group = groups[n % len(groups)]
+                    for place, batch in enumerate(group):
+                        if look_closely:
+                            self._reference(observer, batch)
+                        self._call(observer, number, batch, place == len(group) - 1)
+                        number += 1
+                        if seen.error is not None or seen.left_open:
+                            break
+                    if seen.error is not None or seen.left_open:
+                        break
+                    if until and (all(seen.steps(i) for i in until) or not seen.finite):
+                        break
+        self._strangers = observer.strangers
+        return seen
+
+    def _reference(self, observer: Observer, batch: Any) -> None:
+        seen = observer.seen
+        if self.training.loss is None or seen.reference_error:
+            return
+        observer.paused = True
+        try:
+            seen.references.append(within(self.seconds, lambda: reference(self.training, batch)))
+        except TimeUp:
+            seen.reference_error = f"the fp32 `loss` had not come back after {self.seconds:g} seconds"
+        except BadLoss as error:
+            seen.reference_error = f"the fp32 `loss` {error}"
+        except BatchError as error:
+            seen.reference_error = f"the fp32 `loss` does not take what the step takes, after the model: {error}"
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            seen.reference_error = f"the fp32 `loss`, called as `loss(model, *batch)`, raised {said}"
+        finally:
+            observer.paused = False
+
+    def _call(self, observer: Observer, number: int, batch: Any, last: bool) -> None:
+        seen, training = observer.seen, self.training
+        observer.next_call(number)
+        before = torch.is_autocast_enabled(training.device_type)
+        try:
+            args, kwargs = arguments_for(training.train_step, cloned(batch), way=self._way, **self._hint(last))
+            within(self.seconds, lambda: training.train_step(*args, **kwargs))
+        except (Exception, SystemExit) as error:
+            seen.error = error
+        finally:
+            seen.left_open |= torch.is_autocast_enabled(training.device_type) and not before
+
+    def _hint(self, last: bool) -> dict[str, bool]:
+        return {"last": last} if self.training.hint_last else {}
+
+    # ---- the first update ----
+
+    def first(self) -> Update:
+        """Run the first update, at the step's own loss scale or the highest below it that does not overflow."""
+        self.given = list(self.training.scalers)
+        self.scales = own = self.training.scales()
+        left = len(self.groups) - 1
+        while True:
+            self.restart()
+            modes = {module: module.training for model in self.training.models for module in model.modules()}
+            seen = self.update(look_closely=True, until=self.optimizers)
+            self.window = max(seen.calls // self.accumulate, 1)
+            if self._calls_otherwise(seen) or self._sets_modes(modes):
+                continue
+            if self._adopts():
+                own = self.scales
+            elif seen.finite or seen.error is not None:
+                break
+            elif self.scales and min(self.scales) > _LOWEST:
+                self.scales = [scale / 2**4 for scale in self.scales]
+            elif left:  # one bad batch makes no bad step
+                left -= 1
+                self.groups, self.scales = [*self.groups[1:], self.groups[0]], own
+            else:
+                break
+        self.owners = {call.number: call.scaler for call in seen.called("scaler.step") if call.scaler >= 0}
+        self.dtypes = {dtype for one in seen.backwards for dtype in one.graph.low}
+        return seen
+
+    def _calls_otherwise(self, seen: Update) -> bool:
+        """Call the step with the batch as one argument from now on, if it takes that too and did nothing but raise."""
+        begun = any(not isinstance(event, Region) for event in seen.events)
+        if seen.error is None or begun or self._way:
+            return False
+        if fitting_ways(self.training.train_step, self.groups[0][0], **self._hint(True)) < 2:
+            return False
+        self._way = 1
+        return True
+
+    def _sets_modes(self, before: dict[Any, bool]) -> bool:
+        """Note that the step calls `model.train()` or the like: so has the fp32 loss to be computed."""
+        changed = {module: module.training for module, mode in before.items() if module.training != mode}
+        if not changed or self.training.modes:
+            return False
+        self.training.modes = changed
+        return True
+
+    def _adopts(self) -> bool:
+        """Take in scalers that the step uses and the reader did not pass."""
+        strange = [one for one in self._strangers if self.snapshot.covers(one)]
+        if not strange:
+            return False
+        self.snapshot.restore()
+        self.training = replace(self.training, scalers=[*self.training.scalers, *strange])
+        self.scales = self.training.scales()
+        self.adopted += len(strange)
+        return True

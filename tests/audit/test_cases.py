@@ -1,0 +1,34 @@
+"""Steps as people write them, broken and sound: each broken one gets its finding, no sound one gets any."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from amp_course.audit import FAULTS
+from tests.audit.case import Case
+from tests.audit.cases import BROKEN, SOUND, audited
+from tests.conftest import DIAGNOSIS
+
+NAMES = {"ids": lambda case: case.name.replace(" ", "-")}
+
+
+@pytest.mark.parametrize("case", BROKEN, **NAMES)
+def test_a_broken_step_gets_its_finding(case: Case, record_property) -> None:
+    report = audited(case)
+    record_property(DIAGNOSIS, ("audit", case.name, "\n    ".join(map(str, report.findings))))
+    assert report.names and set(report.names) <= set(case.faults), report
+
+
+@pytest.mark.parametrize("case", SOUND, **NAMES)
+def test_a_sound_step_is_not_accused(case: Case) -> None:
+    report = audited(case)
+    assert report.names == (), report
+    assert report and {"backward", "steps", "clearing"} <= set(report.right), report
+
+
+def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
+    deserved = {name for case in BROKEN for name in case.faults}
+    assert set(FAULTS) - deserved <= {"batch-does-not-fit"}
+    assert not [name for name, n in collections.Counter(case.name for case in [*BROKEN, *SOUND]).items() if n > 1]

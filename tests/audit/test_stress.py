@@ -1,0 +1,32 @@
+"""Steps that change far more than weights: an audit leaves all as it was, and the training goes on as if there had been none."""
+
+from __future__ import annotations
+
+import pytest
+import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it, and that adds filters of warnings
+
+from amp_course.audit import audit
+from tests.audit.fingerprints import differences, fingerprint, globals_kept, run_on, values
+from tests.audit.stress import STRESSES, Stress
+
+
+@pytest.mark.parametrize("stress", STRESSES, ids=lambda one: one.name.replace(" ", "-"))
+def test_everything_is_put_back(stress: Stress) -> None:
+    went_on = []
+    for audited in (False, True):
+        with globals_kept():
+            step, arguments, probes = stress.make()
+            before = fingerprint(probes)
+            if audited:
+                report = None
+                try:
+                    report = audit(step, **arguments)
+                except ValueError:
+                    assert not stress.sound
+                assert not differences(before, fingerprint(probes))
+                if stress.sound and report is not None:
+                    assert report.names == () and report.not_put_back == (), report
+            told = run_on(step, arguments)
+            went_on.append((told, values(fingerprint(probes))))
+    assert went_on[0][0] == went_on[1][0]
+    assert not differences(went_on[0][1], went_on[1][1])
