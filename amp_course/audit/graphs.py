@@ -16,16 +16,12 @@ _LOW = (torch.float16, torch.bfloat16)
 # https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
 _LOSSES = {
     "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
-    "BinaryCrossEntropy": "binary_cross_entropy",
     "NllLoss": "cross_entropy",
     "NllLoss2D": "cross_entropy",
     "MseLoss": "mse_loss",
-    "L1Loss": "l1_loss",
     "SmoothL1Loss": "smooth_l1_loss",
     "HuberLoss": "huber_loss",
-    "KlDiv": "kl_div",
     "SoftMarginLoss": "soft_margin_loss",
-    "MultiMarginLoss": "multi_margin_loss",
 }
 _MOST = 200_000  # nodes
 

@@ -286,7 +286,8 @@ def torch_switches() -> dict[str, Any]:
         "default device": str(device_globals.CURRENT_DEVICE),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "saved tensors' hooks": torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
+        "saved tensors' hooks": hasattr(top := torch._C._autograd, "_top_saved_tensors_default_hooks")
+        and top._top_saved_tensors_default_hooks(False) is not None,  # not in torch 2.6
         "deterministic": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -271,7 +271,8 @@ class LanguageModel(nn.Module):
         self.state: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out, (h, c) = self.rnn(self.embed(tokens), self.state)
+        with torch.autocast("cpu", enabled=False):  # a CPU without avx512 has no LSTM in 16 bits
+            out, (h, c) = self.rnn(self.embed(tokens), self.state)
         self.state = h.detach(), c.detach()
         return self.head(out)
 

@@ -61,7 +61,10 @@ class Pair:
 
 
 def about_scale(pair: Pair, number: int) -> Iterator[Finding]:
-    """Compare the gradients of one optimizer at two loss scales: what arrives grows with the scale, what is used does not."""
+    """Compare the gradients of one optimizer at two loss scales: what arrives grows with the scale, what is used does not.
+
+    Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller ones, whether that is so.
+    """
     high, low = first_use(pair.high, number), first_use(pair.low, number)
     if high is None or low is None:
         return
@@ -83,12 +86,6 @@ def about_scale(pair: Pair, number: int) -> Iterator[Finding]:
         yield finding("scaled-twice", **evidence)
     elif not same and near(factor, ratio) and distance <= pair.tolerance:
         yield _with_scale(pair, high, number, evidence)
-    elif not same and near(factor, 1 / ratio) and _is_divided_twice(high, low, pair.scales, number):
-        yield finding(
-            "unscaled-twice",
-            cause="the gradients are divided by the loss scale twice: by hand, and by the scaler",
-            **evidence,
-        )
     elif (limit := _limit_while_scaled(pair, number)) is not None:
         yield finding("clipped-while-scaled", **evidence, norm_times_scale_at_the_step=limit)
     elif not same and (high.step.by_scaler or powers.count(1) == len(powers)):
@@ -121,14 +118,6 @@ def _with_scale(pair: Pair, high: Used, number: int, evidence: dict[str, float |
     return finding("still-scaled", **evidence)
 
 
-def _is_divided_twice(high: Used, low: Used, scales: tuple[float, float], number: int) -> bool:
-    for used, scale in zip((high, low), scales, strict=True):
-        total = arrived(used, number)
-        if total is None or not near(used.step.gradient.norm * scale**2, total.norm, 0.05):
-            return False
-    return True
-
-
 def divided_twice(pair: Pair, number: int) -> bool:
     """Tell, of gradients too small for any clip, whether they are divided by the scale twice."""
     high, low = first_use(pair.high, number), first_use(pair.low, number)
@@ -142,12 +131,10 @@ def _limit_while_scaled(pair: Pair, number: int) -> float | None:
     """Return the norm to which scaled gradients are cut: at the step it is this divided by the scale, at both scales."""
     for one, other in ((pair.large or (pair.high, pair.low)), (pair.high, pair.low)):
         high, low = first_use(one, number), first_use(other, number)
-        if high is None or low is None or not high.step.by_scaler:
+        if high is None or low is None:
             return None
         factor, distance = along(high.step.gradient.values, low.step.gradient.values)
         if near(factor, pair.scales[1] / pair.scales[0], 0.05) and distance < 0.2:
-            if _is_divided_twice(high, low, pair.scales, number):
-                return None
             return high.step.gradient.norm * pair.scales[0]
     return None
 
