@@ -5,7 +5,8 @@ the course needs; it is made once and used again. The sides agree when
 
 - those built on PyTorch give the very losses of the plain `torch.amp` loop in the dtype that they computed in, bit for bit;
 - Paddle, whose kernels are its own, gives those of fp32 within PADDLE_TOLERANCE, for on a CPU it switches its AMP off;
-- each computed in the dtype that the phrasebook says, and has every name that the phrasebook uses.
+- each computed in the dtype that the phrasebook says, and has every name that the phrasebook uses;
+- the course's auditor accuses none of Accelerate's and Fabric's loops, and finds the broken ones out.
 """
 
 import argparse
@@ -23,6 +24,7 @@ PACKAGES = ("torch", "accelerate", "lightning-fabric", "paddlepaddle", "scikit-l
 REFERENCE = "torch_amp"
 PADDLE_TOLERANCE = 1e-5  # of a loss, relative; 6e-7 is seen, bf16 is off by 4e-3
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+AUDITED = ("accelerate", "fabric")  # whose loops the auditor runs
 SECONDS = 300  # for one library, its imports included
 
 
@@ -36,7 +38,8 @@ def main() -> int:
         set_up(torch_index)
     except install.Stop as stop:
         return install.say(f"\nphrasebook: {stop}", 1, sys.stderr)
-    return report({library.slug: run(library) for library in LIBRARIES if library.on_cpu})
+    agree = report({library.slug: run(library) for library in LIBRARIES if library.on_cpu})
+    return max([agree, *(audited(slug) for slug in AUDITED)])
 
 
 def use_own_environment() -> None:
@@ -90,6 +93,21 @@ def run(library: Library) -> dict:
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def audited(slug: str) -> int:
+    """Audit the loops of a library in a process of its own; return 1 if one got another verdict than it deserves."""
+    command = [install.PYTHON, install.ROOT / "tools" / "phrasebook_audit.py", slug]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return install.say(f"phrasebook: the audit of {slug} had not finished after {SECONDS} seconds", 1, sys.stderr)
+    lines = [line for line in done.stdout.splitlines() if "audit of" in line]
+    print("\n".join(lines))
+    if done.returncode and not any(line.startswith("WRONG") for line in lines):
+        print(done.stderr, file=sys.stderr)
+    return int(done.returncode != 0)
 
 
 def report(found: dict[str, dict]) -> int:

@@ -80,8 +80,6 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _signature(function: Any) -> inspect.Signature | None:
-    if function is None:
-        return None
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -135,11 +133,7 @@ def _fitting(
     signature = _signature(function)
     if signature is None:
         return _ways(batch)
-    found = [way for way in _ways(batch) if fits(signature, way)]
-    wrapped = _signature(getattr(function, "__wrapped__", None))
-    if wrapped is not None:  # a decorator takes anything; what it decorates knows better
-        found.sort(key=lambda way: not fits(wrapped, way))
-    return found
+    return [way for way in _ways(batch) if fits(signature, way)]
 
 
 def _ways(batch: Any) -> list[Arguments]:
