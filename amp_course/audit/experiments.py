@@ -119,7 +119,7 @@ class Experiments:
             raise Over("what was found has to be mended first")
         if run.adopted and not run.given:
             protocol.seen.append("The step uses a `GradScaler` that was not passed; it was audited with it.")
-        protocol.judge("", about_strangers(first, training, run.given))
+        protocol.judge("", about_strangers(first, training, run.given, run.calls_the_model))
         if protocol.names & {"foreign-model", "foreign-optimizer", "foreign-parameters"}:
             raise Over("the objects have to be mended first")
         protocol.judge("steps", never_stepped(first, training, run.window))

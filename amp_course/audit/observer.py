@@ -202,7 +202,8 @@ class Observer:
         if name in ("unscale", "scaler.step"):
             number = self.number_of(args[0] if args else kwargs.get("optimizer"))
             gradient = self._now(number) if number >= 0 else None
-        self._note(Call(self.call, name, number, index, gradient))
+        closure = name == "scaler.step" and any(callable(one) for one in (*args[1:], *kwargs.values()))
+        self._note(Call(self.call, name, number, index, gradient, closure))
 
     def _schedule(self, original: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
         self._note(Call(self.call, "scheduler", number))

@@ -146,6 +146,7 @@ class Call(Event):
     number: int = -1
     scaler: int = -1
     gradient: Gradient | None = None
+    closure: bool = False  # "scaler.step" was given one
 
 
 @dataclass(eq=False)

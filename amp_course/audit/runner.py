@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from amp_course.audit.calling import BatchError, arguments_for, cloned, fitting_ways, size_of
 from amp_course.audit.observer import Observer
@@ -81,6 +83,17 @@ class Runner:
         """Run the first update again."""
         self.restart(scales)
         return self.update(meddling=meddling)
+
+    def calls_the_model(self) -> bool:
+        """Run the first update again, and tell whether the step calls a layer of the models."""
+        layers = {module for model in self.training.models for module in model.modules()}
+        called: list[nn.Module] = []
+        hook = register_module_forward_pre_hook(lambda module, _: called.append(module) if module in layers else None)
+        try:
+            self.anew()
+        finally:
+            hook.remove()
+        return bool(called)
 
     def following(self, until: Sequence[int] = ()) -> Update:
         """Run the update after the first one."""

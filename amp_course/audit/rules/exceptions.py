@@ -23,6 +23,9 @@ def about_error(updates: Sequence[Update], training: Training, accumulate: int) 
     events = [event for update in updates for event in update.events]
     calls = [event for event in events if isinstance(event, Call)]
     last = calls[-1] if calls else None
+    if last is not None and last.closure:
+        cause = f"`scaler.step` was given a closure, and `GradScaler` does not work with one ({said})"
+        return finding("step-raises", cause)
     if "unscale_() has already been called" in message or "unscale_() is being called after step" in message:
         return _unscaled_again(updates, calls, accumulate, said)
     if "step() has already been called" in message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,13 @@ def about_given(training: Training, groups: Sequence[Any], accumulate: int) -> I
         yield finding("weights-not-finite", numbers_that_are_inf_or_NaN=spoilt)
 
 
-def about_strangers(update: Update, training: Training, given: Sequence[torch.amp.GradScaler]) -> Iterator[Finding]:
-    """Look whether the step used the model, the optimizers and the scaler that were passed."""
+def about_strangers(
+    update: Update, training: Training, given: Sequence[torch.amp.GradScaler], is_run: Callable[[], bool]
+) -> Iterator[Finding]:
+    """Look whether the step used the model, the optimizers and the scaler that were passed.
+
+    is_run: tells whether the step calls the model; one that is frozen gets no gradient, and may be used all the same
+    """
     optimizers, rest = range(len(training.optimizers)), len(training.optimizers)
     others = {one.other for one in update.steps() if one.other and not _wraps(training, one.number, one.optimizer)}
     strange = {
@@ -55,8 +60,8 @@ def about_strangers(update: Update, training: Training, given: Sequence[torch.am
         by_hand = any(not one.gradient.empty for one in update.steps())
         if reaches_rest and not reaches_own and not update.changed[rest] and not by_hand:
             yield finding("foreign-parameters", optimizer=0)
-        elif reaches_own and not reaches_rest and not update.changed[rest]:
-            yield finding("foreign-model", parameters_of_the_model=len(models))
+        elif reaches_own and not reaches_rest and not is_run():
+            yield finding("foreign-model", parameters_of_the_model=len(models), calls_of_the_model=0)
     used = {call.scaler for call in update.called("scale")}
     passed = range(len(given))
     if given and used and not used & set(passed):
