@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--readme", type=Path, default=ROOT / "benchmarks" / "README.md")
     chosen = parser.parse_args(argv)
     records = {
-        name: newest(chosen.results, name) for name in ("peers", "timer", "rounding", "scaler", "recipes", "panels")
+        name: newest(chosen.results, name)
+        for name in ("peers", "timer", "rounding", "scaler", "recipes", "panels", "auditor")
     }
     peers = records["peers"]
     if not peers:

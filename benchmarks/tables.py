@@ -31,6 +31,7 @@ def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         "scaler": _scaler,
         "recipes": _recipes,
         "panels": _panels,
+        "auditor": _auditor,
     }
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
 
@@ -159,6 +160,25 @@ def _panels(records: Sequence[dict[str, Any]]) -> list[str]:
                 f"≤ {found['limit_ms']:g}",
             ]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def _auditor(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        one = next(iter(record["workloads"].values()))
+        lines += [
+            f"**Auditor**, {heading(record)}. The digits ResNet, {one['parameters']:,} parameters, batch {one['batch']}; an audit with "
+            "`loss=` and `max_norm=`. Quartiles in brackets.",
+            "",
+            "| loop | step | audit | audit / step | may take |",
+            "|---|---|---|---|---|",
+        ]
+        for name, found in record["workloads"].items():
+            times = [seconds_text(found["seconds"][side]["median"]) for side in ("step", "audit")]
+            cells = [name, *times, _with_quartiles(found["steps"], ".0f"), seconds_text(found["limit_seconds"])]
+            lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return lines
 

@@ -28,13 +28,18 @@ BEHAVIOURS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the behaviour it belongs to, cause and cure as sentences, where it is taught ("07.3": chapter 07, section 3)."""
+    """A fault: the behaviour it belongs to, cause and cure as sentences, where it is taught ("07.3": chapter 07, section 3).
+
+    code:   the cure as a line of code, if one does it
+    spoils: other behaviours that cannot be called right beside it
+    """
 
     behaviour: str
     cause: str
     cure: str
     section: str
-    code: str = ""  # the cure as a line of code
+    code: str = ""
+    spoils: tuple[str, ...] = ()
 
 
 FAULTS: dict[str, Fault] = {
@@ -77,6 +82,7 @@ FAULTS: dict[str, Fault] = {
         "the step does not train the model that was passed: its parameters get no gradient, and others do",
         "Pass the model that the step trains",
         "07.11",
+        spoils=("steps", "updates", "clearing", "overflow"),
     ),
     "foreign-optimizer": Fault(
         "objects",
@@ -126,6 +132,7 @@ FAULTS: dict[str, Fault] = {
         "Unscale after the last `backward()` of the update",
         "07.3",
         "scaler.unscale_(optimizer)  # after backward()",
+        spoils=("loss scale", "clipping", "gradient"),
     ),
     "frozen-optimizer": Fault(
         "objects",
@@ -183,6 +190,7 @@ FAULTS: dict[str, Fault] = {
         "Step through the scaler, or unscale first",
         "07.1",
         "scaler.step(optimizer)",
+        spoils=("clipping",),
     ),
     "clipped-while-scaled": Fault(
         "clipping",
@@ -191,6 +199,7 @@ FAULTS: dict[str, Fault] = {
         "Unscale before you clip",
         "07.3",
         "scaler.unscale_(optimizer)",
+        spoils=("loss scale",),
     ),
     "loss-not-scaled": Fault(
         "loss scale",
@@ -199,12 +208,14 @@ FAULTS: dict[str, Fault] = {
         "Scale each loss, right at its `backward()`",
         "06.3",
         "scaler.scale(loss).backward()",
+        spoils=("clipping",),
     ),
     "unscaled-twice": Fault(
         "updates",
         "the gradients of one optimizer were unscaled twice in one update",
         "Unscale once, before clipping; `scaler.step` knows that it is done",
         "07.4",
+        spoils=("loss scale", "clipping", "gradient"),
     ),
     "scaled-twice": Fault(
         "loss scale",
@@ -212,6 +223,7 @@ FAULTS: dict[str, Fault] = {
         "Scale each loss once, right at its `backward()`",
         "06.3",
         "scaler.scale(loss).backward()",
+        spoils=("clipping",),
     ),
     "depends-on-scale": Fault(
         "loss scale",
@@ -220,6 +232,7 @@ FAULTS: dict[str, Fault] = {
         "Divide by `scaler.get_scale()` what `torch.autograd.grad` returns for a scaled loss, and leave the rest to the scaler",
         "07.5",
         "gradients = [g / scaler.get_scale() for g in scaled_gradients]",
+        spoils=("clipping",),
     ),
     "unscaled-every-micro-batch": Fault(
         "updates",
@@ -228,6 +241,7 @@ FAULTS: dict[str, Fault] = {
         "Unscale once an update, after the last `backward()`",
         "07.4",
         "scaler.unscale_(optimizer)  # after the last backward()",
+        spoils=("loss scale", "clipping", "gradient"),
     ),
     "never-cleared": Fault(
         "clearing",
@@ -248,12 +262,14 @@ FAULTS: dict[str, Fault] = {
         "the optimizer stepped in every micro-batch, so nothing is accumulated",
         "Unscale, step, update and clear only after the last micro-batch of the group",
         "07.4",
+        spoils=("accumulation", "gradient"),
     ),
     "stepped-twice": Fault(
         "steps",
         "an optimizer stepped twice with the same gradients",
         "Step each optimizer once for each set of gradients",
         "07.6",
+        spoils=("gradient",),
     ),
     "sum-not-mean": Fault(
         "accumulation",
@@ -318,6 +334,7 @@ FAULTS: dict[str, Fault] = {
         "Update the scaler once an update, after every `scaler.step`",
         "06.3",
         "scaler.update()",
+        spoils=("overflow",),
     ),
     "no-update-after-skip": Fault(
         "updates",
@@ -325,6 +342,7 @@ FAULTS: dict[str, Fault] = {
         "Update the scaler after `scaler.step` unconditionally; that is what lowers the scale",
         "05.5",
         "scaler.update()",
+        spoils=("overflow",),
     ),
     "update-per-optimizer": Fault(
         "updates",
@@ -333,6 +351,7 @@ FAULTS: dict[str, Fault] = {
         "Update the scaler once, after `scaler.step` of the last optimizer",
         "07.6",
         "scaler.update()  # once, after the last scaler.step",
+        spoils=("loss scale",),
     ),
     "update-every-micro-batch": Fault(
         "updates",
@@ -341,6 +360,7 @@ FAULTS: dict[str, Fault] = {
         "Update the scaler once an update, after `scaler.step`",
         "07.4",
         "scaler.update()  # after scaler.step",
+        spoils=("loss scale", "gradient"),
     ),
     "update-before-step": Fault(
         "updates",
@@ -349,6 +369,7 @@ FAULTS: dict[str, Fault] = {
         "Update the scaler after `scaler.step`",
         "06.3",
         "scaler.update()  # after scaler.step",
+        spoils=("loss scale", "gradient"),
     ),
     "updated-twice": Fault(
         "updates",
@@ -399,6 +420,7 @@ FAULTS: dict[str, Fault] = {
         "Weigh each micro-batch's mean by its share of the examples",
         "07.4",
         "loss = loss * len(inputs) / examples_in_group",
+        spoils=("gradient",),
     ),
     "scheduler-never-moved": Fault(
         "scheduler",

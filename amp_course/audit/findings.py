@@ -25,6 +25,7 @@ class Finding:
     code:      the cure as a line of code, or ""
     section:   where the course teaches it, "07.3" for chapter 07, section 3
     behaviour: what it is a fault of
+    spoils:    other behaviours that cannot be called right beside it
     """
 
     name: str
@@ -34,19 +35,25 @@ class Finding:
     code: str = ""
     section: str = ""
     behaviour: str = ""
+    spoils: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return "still-scaled: cause. Cure: `code` (measured: …; chapter 07, section 1)"."""
-        notes = [one for one in (evidence_text(self.evidence), section_text(self.section)) if one]
-        shown = f" ({'; '.join(notes)})" if notes else ""
-        return f"{self.name}: {self.cause}. {_cure(self)}{shown}"
+        """Return three lines: "still-scaled: cause.", "    Cure: … `code`", "    Measured: … (chapter 07, section 1)"."""
+        lines = [f"{self.name}: {self.cause}.", f"    Cure: {_cure(self)}"]
+        if self.evidence:
+            lines.append(f"    Measured: {evidence_text(self.evidence)}.")
+        if self.section:
+            lines[-1] += f" ({section_text(self.section)})"
+        return "\n".join(lines)
 
 
 def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:
     """Make the finding of a known fault; `cause` says it more exactly. Raises KeyError for a name that `FAULTS` lacks."""
     fault = FAULTS[name]
     shown = {key.replace("_", " "): value for key, value in evidence.items()}
-    return Finding(name, cause or fault.cause, fault.cure, shown, fault.code, fault.section, fault.behaviour)
+    return Finding(
+        name, cause or fault.cause, fault.cure, shown, fault.code, fault.section, fault.behaviour, fault.spoils
+    )
 
 
 def evidence_text(evidence: Evidence) -> str:
@@ -89,13 +96,15 @@ class Audit:
     def right(self) -> tuple[str, ...]:
         """The behaviours that were judged and found right; a fault in what makes the gradient leaves the gradient out."""
         wrong = {one.behaviour for one in self.findings}
+        unsaid = wrong.union(*(one.spoils for one in self.findings))
         if "" in wrong:  # a fault that is none of a step's: of saving, of recomputing
             return ()
-        unsaid = wrong | (_IS_THE_GRADIENT if wrong & _MAKES_THE_GRADIENT else set())
+        if wrong & _MAKES_THE_GRADIENT:
+            unsaid |= _IS_THE_GRADIENT
         return tuple(one for one in self.checked if one not in unsaid)
 
     def __repr__(self) -> str:
-        lines = [f"Audit: {self._head()}", *(f"  {one}" for one in self.findings)]
+        lines = [f"Audit: {self._head()}", *(f"  {one}".replace("\n", "\n  ") for one in self.findings)]
         if self.findings and self.right:
             lines.append(f"  right: {', '.join(self.right)}")
         lines += [f"  seen: {one}" for one in self.seen]

@@ -59,7 +59,8 @@ def test_json_says_what_the_text_says() -> None:
 def test_what_is_wrong_is_never_called_right() -> None:
     for name, fault in FAULTS.items():
         report = Audit((finding(name),), tuple(BEHAVIOURS))
-        assert fault.behaviour not in report.right
+        assert not {fault.behaviour, *fault.spoils} & set(report.right)
+        assert set(fault.spoils) <= set(BEHAVIOURS)
     assert "gradient" not in Audit((finding("sum-not-mean"),), tuple(BEHAVIOURS)).right
 
 

@@ -123,3 +123,13 @@ def test_survival_map_can_be_read_back(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("survival-cpu-*.json")
     found = load_survival(path)
     assert found.deaths("raw_sum", "o3") == {512: 1} and not found.deaths("raw_sum", "o1")
+
+
+def test_the_auditor_accuses_nobody(results: Path) -> None:
+    assert "may take" in run("auditor", *SMALL, "--out", results)
+    (path,) = results.glob("auditor-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert list(found) == ["AMP fp16", "AMP bf16", "fp32"]
+    for values in found.values():
+        assert values["faults"] == [] and values["limit_seconds"] >= 2
+        assert set(values["seconds"]["audit"]) == set(values["steps"]) == SPREAD
