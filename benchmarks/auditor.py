@@ -83,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         times = {side: seconds_text(values["median"]) for side, values in found["seconds"].items()}
         ratio = found["steps"]
         print(
-            f"{name:10}{found['parameters']:,} parameters, batch {found['batch']}   step {times['step']}, audit {times['audit']} = "
-            f"{ratio['median']:.0f} steps ({ratio['q1']:.0f} to {ratio['q3']:.0f}), may take {seconds_text(found['limit_seconds'])}"
+            f"{name:10}{found['parameters']:,} parameters, batch {found['batch']}   step {times['step']}, audit {times['audit']} "
+            f"= {ratio['median']:.0f} steps ({ratio['q1']:.0f} to {ratio['q3']:.0f}), "
+            f"may take {seconds_text(found['limit_seconds'])}"
             + (f"   accused: {', '.join(found['faults'])}" if found["faults"] else "")
         )
         fine = fine and not found["faults"] and found["seconds"]["audit"]["median"] <= found["limit_seconds"]
