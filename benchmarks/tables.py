@@ -169,8 +169,8 @@ def _auditor(records: Sequence[dict[str, Any]]) -> list[str]:
     for record in records:
         one = next(iter(record["workloads"].values()))
         lines += [
-            f"**Auditor**, {heading(record)}. The digits ResNet, {one['parameters']:,} parameters, batch {one['batch']}; an audit "
-            "with `loss=` and `max_norm=`. Quartiles in brackets.",
+            f"**Auditor**, {heading(record)}. The digits ResNet, {one['parameters']:,} parameters, batch {one['batch']}; an "
+            "audit with `loss=` and `max_norm=`. Quartiles in brackets.",
             "",
             "| loop | step | audit | audit / step | may take |",
             "|---|---|---|---|---|",

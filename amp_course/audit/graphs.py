@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amp_course.audit.record import Graph
 
-_LOW = (torch.float16, torch.bfloat16)
+LOW_DTYPES = (torch.float16, torch.bfloat16)
 # Loss functions that autocast runs in float32, on CPU and GPU: one that ran in 16 bits ran outside the region.
 # https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
 _LOSSES = {
@@ -34,7 +34,7 @@ def look_at(roots: Iterable[Tensor]) -> Graph:
     for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
         name = node.name()
         dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
-        here = [dtype for dtype in dtypes if dtype in _LOW]
+        here = [dtype for dtype in dtypes if dtype in LOW_DTYPES]
         low.update(here)
         plain = re.sub(r"Backward\d*$", "", name)
         if here and plain == "ToCopy":

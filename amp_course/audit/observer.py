@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from amp_course.audit.graphs import look_at
+from amp_course.audit.graphs import LOW_DTYPES, look_at
 from amp_course.audit.record import (
     Backward,
     Call,
@@ -34,6 +34,7 @@ from amp_course.audit.record import (
 
 _SCALER_METHODS = {"scale": "scale", "unscale_": "unscale", "step": "scaler.step", "update": "update"}
 _MISSING = object()
+_COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their own in the graph
 
 
 class Observer:
@@ -61,6 +62,8 @@ class Observer:
         self._start = [slot.flat(slot.parameters) for slot in self.training.slots]
         self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
         self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
+        for name in _COMPOSITE_LOSSES if self.graphs else ():
+            self._replace(nn.functional, name, self._watched_loss(name, getattr(nn.functional, name)))
         for kind in {one for s in self.training.scalers for one in type(s).__mro__} | {torch.amp.GradScaler}:
             self._watch_scalers(kind)
         for number, scheduler in enumerate(self.training.schedulers):
@@ -155,6 +158,16 @@ class Observer:
             return original(region)
 
         return enter
+
+    def _watched_loss(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def loss(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
+            if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
+                self.seen.losses_outside.append((name, outputs.dtype))
+            return original(outputs, *args, **kwargs)
+
+        return loss
 
     # ---- scalers and schedulers ----
 

@@ -8,7 +8,14 @@ from amp_course.audit.findings import finding
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
 from amp_course.audit.record import Meddling, Update
 from amp_course.audit.rules.exceptions import about_error
-from amp_course.audit.rules.stress import about_growth, about_skipping, about_waiting, leaky_check, poisoned_pass
+from amp_course.audit.rules.stress import (
+    about_growth,
+    about_skipping,
+    about_waiting,
+    earlier_pass,
+    leaky_check,
+    poisoned_pass,
+)
 from amp_course.audit.runner import Runner
 
 _ALONE = 4  # of more optimizers only all at once get an inf
@@ -46,6 +53,12 @@ def about_overflow(run: Runner, protocol: Protocol, first: Update, *, by_hand: b
             return _raised(run, protocol, [poisoned, clean])
         if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
             return None
+    for number in run.optimizers:
+        place = earlier_pass(first, number)
+        if place is not None:
+            poisoned = run.anew(Meddling(poison=frozenset([place])))
+            found = about_skipping(poisoned, poisoned, first, number)
+            protocol.judge("", [one for one in found if one.name == "overflow-not-skipped"])
     return None
 
 

@@ -187,6 +187,9 @@ class Update:
     spoilt: list[bool] = field(default_factory=list)  # for each slot: is a weight not finite now
     left_open: bool = False  # autocast is still on
     scalers_made: int = 0
+    losses_outside: list[tuple[str, torch.dtype]] = field(
+        default_factory=list
+    )  # loss functions called on 16 bits, no autocast
     error: BaseException | None = None
     modes: Mapping[nn.Module, bool] = field(default_factory=dict)
 

@@ -1,34 +1,14 @@
 from __future__ import annotations
 
-import copy
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from amp_course.audit import FAULTS, audit
 from amp_course.kit.models import CharGPT, DigitsResNet
-from tests.audit.scenes import RIGHT, WRONG, Scene, plain
-from tests.conftest import DIAGNOSIS
+from tests.audit.scenes import RIGHT, Scene, plain
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_loop_gives_its_own_finding(name: str, record_property) -> None:
-    make, expected = WRONG[name]
-    scene = Scene()
-    report = audit(make(scene), **scene.objects)
-    record_property(DIAGNOSIS, ("audit", name.replace("_", " "), "\n    ".join(map(str, report.findings))))
-    assert not report
-    assert set(report.names) == set(expected.split())
-
-
-def test_the_loops_name_known_faults() -> None:
-    here = {name for _, expected in WRONG.values() for name in expected.split()}
-    assert here <= set(FAULTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,54 +95,6 @@ def test_says_what_was_judged() -> None:
     assert "same size" in left["unequal micro-batches"]
     bare = audit(RIGHT["no_scaler"](other := Scene(torch.bfloat16)), **{**other.objects, "loss": None})
     assert set(dict(bare.not_checked)) == {"loss scale", "gradient", "overflow"}
-
-
-def _state(scene: Scene) -> dict[str, object]:
-    return {
-        "model": copy.deepcopy(scene.model.state_dict()),
-        "grads": [None if p.grad is None else p.grad.clone() for p in scene.model.parameters()],
-        "training": [m.training for m in scene.model.modules()],
-        "optimizer": copy.deepcopy(scene.optimizer.state_dict()),
-        "scaler": dict(scene.scaler.state_dict()),
-        "scheduler": copy.deepcopy(scene.scheduler.state_dict()),
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False)["state"]["pos"],
-        "python": random.getstate(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "attributes": (set(vars(scene.scaler)), set(vars(scene.scheduler)), set(vars(scene.optimizer))),
-        "hooks": (
-            len(scene.optimizer._optimizer_step_pre_hooks),
-            [len(m._forward_hooks) for m in scene.model.modules()],
-            [len(p._backward_hooks or {}) for p in scene.model.parameters()],
-            [len(p._post_accumulate_grad_hooks or {}) for p in scene.model.parameters()],
-        ),
-    }
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one == other
-
-
-@pytest.mark.parametrize("name", ["plain", "goes_to_training_mode", "raises", "region left open", "scheduler runs on"])
-def test_everything_is_put_back(name: str) -> None:
-    scene = Scene()
-    step = RIGHT[name](scene) if name in RIGHT else WRONG[name][0](scene)
-    warm = plain(scene)
-    warm(*scene.batches[0])  # momentum, the scaler's tensor, batch statistics: there is something to put back
-    scene.scaler.scale(scene.loss(*scene.batches[1])).backward()  # gradients in the middle of something
-    scene.model.eval()
-    scene.model[0].train()
-    before = _state(scene)
-    audit(step, **scene.objects)
-    after = _state(scene)
-    for key, was in before.items():
-        assert _same(was, after[key]), key
 
 
 def test_a_run_goes_on_as_if_there_had_been_no_audit() -> None:
@@ -252,7 +184,13 @@ def test_batches_may_be_single_tensors_and_fewer_than_a_group() -> None:
 
 def test_reads_well() -> None:
     scene = Scene()
-    wrong = audit(WRONG["steps by hand"][0](scene), **scene.objects)
+
+    def by_hand(x: torch.Tensor, y: torch.Tensor) -> None:
+        scene.scaler.scale(scene.loss(x, y)).backward()
+        scene.optimizer.step()
+        scene.optimizer.zero_grad()
+
+    wrong = audit(by_hand, **scene.objects)
     assert repr(wrong).startswith("Audit: 1 finding\n  still-scaled: ")
     assert "loss scales: 1024 and 256" in repr(wrong)
     page = wrong._repr_html_()

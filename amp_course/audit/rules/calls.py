@@ -67,7 +67,8 @@ def about_precision(update: Update, second: Update | None, training: Training) -
     passes = [one for one in update.backwards if one.arrived]
     if not passes:
         return
-    outside = sorted({(name, str(dtype)[6:]) for one in passes for name, dtype in one.graph.loss_ops})
+    ran = [*(op for one in passes for op in one.graph.loss_ops), *update.losses_outside]
+    outside = sorted({(name, str(dtype)[6:]) for name, dtype in ran})
     if on and outside:
         name, dtype = outside[0]
         yield finding("loss-outside-autocast", loss_function=name, ran_in=dtype)

@@ -55,6 +55,8 @@ def about_clipping(
         yield finding("not-clipped", **evidence)
     elif not fits and all(kind == "whole" for kind in kinds.values()):
         yield finding("clipped-wrong", **evidence)
+    elif fits and worst > max_norm * (1 + CLOSE) and "parts" in kinds.values():
+        yield f"Parts of the gradients are clipped to {max_norm:g} one by one; the norm over all of them is {worst:.3g} then."
     elif not fits:
         yield f"Large gradients are limited to a norm of {worst:.3g}, and not by a norm of {max_norm:g} over all of them."
 
@@ -126,6 +128,11 @@ def about_skipping(poisoned: Update, clean: Update, plain: Update, number: int) 
     if poisoned.error is None and bad and poisoned.spoilt[number]:
         yield finding("overflow-not-skipped", optimizer=number)
         return
+    if poisoned.error is None and poisoned.spoilt[number] and not poisoned.steps(number):
+        yield finding(
+            "overflow-not-skipped", "the step was skipped, and an inf in the gradients reached the weights all the same"
+        )
+        return
     if poisoned.steps(number) or not plain.steps(number):
         return
     lowered = any(now < was for now, was in zip(clean.scales_after, poisoned.scales, strict=True))
@@ -180,6 +187,14 @@ def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
     taken = [bool(one.steps(number)) and one.spoilt[number] for one in outcomes]
     skipped = [not one.steps(number) and one.error is None for one in outcomes]
     return any(taken) and any(skipped)
+
+
+def earlier_pass(update: Update, number: int) -> tuple[int, int] | None:
+    """Return (number of the backward pass, slot) of gradients that were cleared before the first step, as SAM's are."""
+    used = next(iter(steps_of(update.events, number)), None)
+    if used is None or not used.cleared or number not in used.cleared[0].arrived:
+        return None
+    return update.backwards.index(used.cleared[0]), number
 
 
 def poisoned_pass(update: Update, number: int, training: Training) -> tuple[int, int] | None:
