@@ -16,7 +16,7 @@ def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
 
     The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is not finite.
     """
-    gradient, reference = gradient.double(), reference.double()
+    gradient, reference = _double(gradient), _double(reference)
     square, size = (reference @ reference).item(), gradient.norm().item()
     if square == 0 or size == 0 or not math.isfinite(size) or not math.isfinite(square):
         return (1.0, 0.0) if size == square == 0 else (0.0 if size == 0 else math.nan, math.inf)
@@ -34,15 +34,19 @@ def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], flo
 
     The weights are NaN if the parts are so alike that they cannot be told.
     """
-    sizes = [part.double().norm().item() for part in parts]
-    size = gradient.double().norm().item()
+    sizes = [_double(part).norm().item() for part in parts]
+    size = _double(gradient).norm().item()
     if not all(sizes) or not size or not all(map(math.isfinite, [*sizes, size])):
         return [math.nan] * len(parts), math.inf
-    matrix = torch.stack([part.double() / s for part, s in zip(parts, sizes, strict=True)], 1)
+    matrix = torch.stack([_double(part) / s for part, s in zip(parts, sizes, strict=True)], 1)
     gram = matrix.T @ matrix
     smallest = torch.linalg.eigvalsh(gram)[0].item()
     if smallest < 1e-3:
         return [math.nan] * len(parts), math.inf
-    solved = torch.linalg.solve(gram, matrix.T @ gradient.double())
-    distance = ((gradient.double() - matrix @ solved).norm() / size).item()
+    solved = torch.linalg.solve(gram, matrix.T @ _double(gradient))
+    distance = ((_double(gradient) - matrix @ solved).norm() / size).item()
     return [(w / s).item() for w, s in zip(solved, sizes, strict=True)], distance
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()  # Apple's GPUs have no float64

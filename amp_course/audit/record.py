@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MOST = 2**22  # numbers of a gradient that are kept; of a larger one every second, third …
+_MOST = 2**20  # numbers of a gradient that are kept; of a larger one every second, third …
 
 
 class Layout:
@@ -52,6 +52,7 @@ class Layout:
 
 def _dense(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
+    tensor = tensor.real if tensor.is_complex() else tensor
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from amp_course.audit import audit
 from amp_course.checking.explain import explain
 from amp_course.kit.random_state import random_state, same_random_state, set_random_state
-from amp_course.patterns import audit, load_checkpoint, save_checkpoint
+from amp_course.patterns import load_checkpoint, save_checkpoint
 
 
 def test_the_random_state_is_put_back(device):
@@ -68,7 +69,8 @@ def test_a_resumed_run_equals_an_unbroken_one(device, deterministic, tmp_path):
     assert all(map(torch.equal, weights, unbroken[0]))
 
 
-def test_a_right_step_on_a_gpu_passes_the_audit(device):
+@pytest.mark.parametrize(("unscales", "names"), [(True, ()), (False, ("clipped-while-scaled",))])
+def test_the_audit_judges_a_step_on_a_gpu_and_puts_it_back(device, unscales, names):
     model, optimizer, scaler = make_run(device)
     batches = [(torch.randn(8, 16, device=device), torch.randint(0, 5, (8,), device=device)) for _ in range(4)]
 
@@ -77,9 +79,16 @@ def test_a_right_step_on_a_gpu_passes_the_audit(device):
         with torch.autocast("cuda", dtype=torch.float16):
             loss = cross_entropy(model(inputs), targets)
         scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
         return loss
 
-    report = audit(train_step, model=model, optimizer=optimizer, scaler=scaler, batches=batches)
-    assert not report.findings, str(report)
+    before, state = [p.detach().clone() for p in model.parameters()], torch.cuda.get_rng_state(device)
+    objects = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
+    report = audit(train_step, **objects, max_norm=0.1, loss=lambda model, x, y: cross_entropy(model(x), y))
+    assert report.names == names, str(report)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert torch.equal(torch.cuda.get_rng_state(device), state)
