@@ -20,6 +20,7 @@ from amp_course.audit.calling import BatchError, size_of, taken, takes
 from amp_course.audit.experiments import Experiments
 from amp_course.audit.faults import BEHAVIOURS
 from amp_course.audit.findings import Audit, finding, ordered
+from amp_course.audit.protocol import Protocol
 from amp_course.audit.record import Training
 from amp_course.audit.rules.given import about_given
 from amp_course.audit.runner import Runner
@@ -62,7 +63,7 @@ def audit(
 
     Everything that the step can reach is put back: weights, buffers, gradients, optimizer, scaler and scheduler, hooks,
     attributes, closures, random states and torch's settings. What could not be put back, such as an iterator that was moved on,
-    is named in the report.
+    is named in the report. What the step prints, plots or writes to files is printed, plotted and written a dozen times.
 
     Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time that is not above 0.
     Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names → ("clipped-while-scaled",)
@@ -75,37 +76,16 @@ def audit(
             held["batches"] = batches
         snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], held)
         try:
-            return _audited(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
+            protocol, read = _judged(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
         finally:
             snapshot.restore()
-
-
-def _audited(
-    training: Training,
-    snapshot: Snapshot,
-    batches: Iterable[Any],
-    accumulate: int,
-    max_norm: float | None,
-    tolerance: float | None,
-    seconds: float,
-) -> Audit:
-    each = max(accumulate, 1)
-    try:
-        read = taken(batches, _GROUPS * each, seconds)
-    except BatchError as error:
-        return Audit((finding("no-batches", str(error)),), ("objects",))
-    if each > max(len(read), _MOST_OF_A_GROUP):
-        raise ValueError(
-            f"accumulate is {accumulate}, and there are {len(read)} batches: pass batches for at least one update."
-        )
-    groups = _groups(read, each)
-    wrong = tuple(about_given(training, groups, accumulate))
-    if wrong:
-        return Audit(ordered(wrong), ("objects",), (("everything else", "the objects have to be mended first"),))
-    many = len(batches) if isinstance(batches, Sized) else len(read)
-    run = Runner(training, snapshot, groups, each, seconds)
-    protocol = Experiments(run, max_norm, tolerance, ragged=many % each > 0).everything()
-    snapshot.restore()
+    for one in _several(scaler):
+        if not isinstance(one, torch.amp.GradScaler):
+            protocol.seen.append(
+                f"The scaler is a {type(one).__name__}, not a `torch.amp.GradScaler`: its calls were not watched."
+            )
+    if "batches" in snapshot.lost:
+        snapshot.lost["batches"] = f"is an iterator, and {read} batches were taken from it"
     return Audit(
         ordered(protocol.found),
         tuple(behaviour for behaviour in BEHAVIOURS if behaviour in protocol.checked),
@@ -113,6 +93,45 @@ def _audited(
         tuple(protocol.seen),
         tuple(snapshot.lost.items()),
     )
+
+
+def _judged(
+    training: Training,
+    snapshot: Snapshot,
+    batches: Iterable[Any],
+    accumulate: int,
+    max_norm: float | None,
+    tolerance: float | None,
+    seconds: float,
+) -> tuple[Protocol, int]:
+    """Read batches, do the experiments; return what they gave, and how many batches were read."""
+    protocol, each = Protocol(), max(accumulate, 1)
+    try:
+        read = taken(batches, _GROUPS * each, seconds)
+    except BatchError as error:
+        protocol.judge("", [finding("no-batches", str(error))])
+        return protocol, 0
+    if each > max(len(read), _MOST_OF_A_GROUP):
+        raise ValueError(
+            f"accumulate is {accumulate}, and there are {len(read)} batches: pass batches for at least one update."
+        )
+    groups = _groups(read, each)
+    protocol.judge("", about_given(training, groups, accumulate))
+    if protocol.found:
+        protocol.leave_out("everything else", "fix the faults above first")
+        return protocol, len(read)
+    run = Runner(training, snapshot, groups, each, seconds)
+    limit = None if max_norm == math.inf else max_norm
+    Experiments(run, limit, tolerance, ragged=_length(batches, len(read)) % each > 0, protocol=protocol).everything()
+    return protocol, len(read)
+
+
+def _length(batches: Iterable[Any], read: int) -> int:
+    """Return the number of the reader's batches, as far as it is known: a loader's `len` may raise."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else read
+    except Exception:
+        return read
 
 
 def _check_numbers(accumulate: Any, **numbers: Any) -> None:
@@ -158,8 +177,8 @@ def _training(train_step: Any, model: Any, optimizer: Any, scaler: Any, schedule
         )
     if lazy:
         raise ValueError(
-            f"the model has layers whose weights are not made yet ({', '.join(lazy)}): run it on one batch before, and make the "
-            "optimizer after that."
+            f"the model has lazy layers without weights yet ({', '.join(lazy)}): run it on one batch first, then make the "
+            "optimizer."
         )
     scalers = _several(scaler)
     for one in scalers:

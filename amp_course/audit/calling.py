@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -28,16 +27,15 @@ def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
         )
     if isinstance(batches, Tensor):
         raise TypeError("batches is one tensor: pass a list of batches, [(inputs, targets), …], or a DataLoader.")
+    found: list[Any] = []
     try:
-        return within(seconds, lambda: list(islice(batches, most)))
+        within(seconds, lambda: found.extend(islice(batches, most)))
     except TimeUp:
-        raise BatchError(
-            f"`batches` gave no batch within {seconds:g} s. Pass a list of batches that are ready"
-        ) from None
+        if not found:
+            raise BatchError(f"`batches` gave no batch within {seconds:g} seconds") from None
     except Exception as error:
-        raise BatchError(
-            f"reading `batches` raised {type(error).__name__}: {error}. Mend that, or pass a list"
-        ) from error
+        raise BatchError(f"reading `batches` raised {type(error).__name__}: {error}") from error
+    return found
 
 
 def cloned(batch: Any) -> Any:
@@ -56,11 +54,16 @@ def _cloned(leaf: Any) -> Any:
         return leaf
 
 
+def lengths_of(batch: Any) -> list[int]:
+    """Return the different lengths of a batch's tensors and arrays, the first one's first."""
+    leaves = pytree.tree_leaves(_opened(batch))
+    sized = [len(leaf) for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim]
+    return list(dict.fromkeys(sized))
+
+
 def size_of(batch: Any) -> int:
     """Return the number of examples of a batch: the length of its first tensor."""
-    return next(
-        (len(leaf) for leaf in pytree.tree_leaves(_opened(batch)) if isinstance(leaf, Tensor) and leaf.dim()), 1
-    )
+    return next(iter(lengths_of(batch)), 1)
 
 
 def _opened(batch: Any) -> Any:
@@ -110,7 +113,8 @@ def arguments_for(
             else f"{len(ways[0][0])} part{'s'[: len(ways[0][0]) != 1]}"
         )
         name = getattr(function, "__name__", "the step")
-        raise BatchError(f"a batch has {holds}, and `{name}({wanted})` cannot be called with it")
+        hint = "; if `batches` is one batch, pass a list of it" if isinstance(batch, Tensor) else ""
+        raise BatchError(f"a batch has {holds}, and `{name}({wanted})` cannot be called with it{hint}")
     args, kwargs = fitting[min(way, len(fitting) - 1)]
     return (*before, *args), {**kwargs, **more}
 
@@ -143,8 +147,3 @@ def _ways(batch: Any) -> list[Arguments]:
     if isinstance(batch, (list, tuple)):
         return [(tuple(batch), {}), ((batch,), {})]
     return [((batch,), {})]
-
-
-def torch_device_types(batch: Any) -> set[str]:
-    """The kinds of devices that a batch's tensors are on."""
-    return {leaf.device.type for leaf in pytree.tree_leaves(_opened(batch)) if isinstance(leaf, torch.Tensor)}

@@ -13,7 +13,7 @@ from amp_course.audit.findings import Finding, finding
 from amp_course.audit.fp32 import AgainstFp32
 from amp_course.audit.overflow import about_overflow, about_scale_growth
 from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
-from amp_course.audit.record import Meddling, Update
+from amp_course.audit.record import Meddling, Region, Update
 from amp_course.audit.rules.calls import (
     about_clearing,
     about_passes,
@@ -21,6 +21,7 @@ from amp_course.audit.rules.calls import (
     about_schedule,
     about_steps,
     about_updates,
+    frozen_optimizer,
     in_fp16_unscaled,
     never_stepped,
     without_gradients,
@@ -32,11 +33,12 @@ from amp_course.audit.rules.gradients import (
     about_scale,
     arrived,
     by_calls,
+    carries_scale,
     divided_twice,
     first_use,
     tolerance_for,
 )
-from amp_course.audit.rules.stress import about_clipping, about_early_clipping, limits_of
+from amp_course.audit.rules.stress import about_clipping, about_early_clipping
 from amp_course.audit.runner import PATIENCE, Runner
 from amp_course.checking.limit import TimeUp
 
@@ -60,18 +62,22 @@ class Experiments:
     ragged: bool
     protocol: Protocol = field(default_factory=Protocol)
     scaled_by_hand: bool = False
+    unscaled: set[int] = field(
+        default_factory=set
+    )  # optimizers whose losses are not scaled: nothing of theirs is skipped
     steady: bool = False  # two runs of the same update give the same gradients
 
-    def everything(self) -> Protocol:
+    def everything(self) -> None:
         """Do all experiments that make sense after what the earlier ones found."""
         try:
             self._everything()
         except TimeUp:
-            why = f"a call of the step had not come back after {self.run.seconds:g} seconds: if it is only slow, pass seconds=…"
-            self.protocol.leave_out("everything else", why)
+            slow = "if it is just slow, pass a larger `seconds=`"
+            self.protocol.leave_out(
+                "everything else", f"a call of the step did not finish within {self.run.seconds:g} seconds: {slow}"
+            )
         except Over as over:
             self.protocol.leave_out("everything else", str(over))
-        return self.protocol
 
     def _everything(self) -> None:
         run, protocol = self.run, self.protocol
@@ -88,11 +94,11 @@ class Experiments:
             and not first.called("scaler.step")
             and not protocol.found
         ):
-            protocol.judge(
-                "updates", [finding("update-missing", updates=0, steps=len(first.steps()) + len(second.steps()))]
-            )
+            cause = "the loss is scaled, and `scaler.update()` never ran: the scale stays as it is, whatever overflows"
+            steps = len(first.steps()) + len(second.steps())
+            protocol.judge("updates", [finding("update-missing", cause, updates=0, steps=steps)])
         if second.error is None:
-            about_overflow(run, protocol, first, by_hand=self.scaled_by_hand)
+            about_overflow(run, protocol, first, by_hand=self.scaled_by_hand, unscaled=self.unscaled)
             about_scale_growth(run, protocol, first, steady=self.steady)
 
     # ---- calls ----
@@ -100,8 +106,7 @@ class Experiments:
     def _begin(self, first: Update) -> None:
         """Judge the first update; raise Over if nothing after it can be judged."""
         run, protocol, training = self.run, self.protocol, self.run.training
-        protocol.judge("autocast")
-        protocol.judge("backward", about_passes(first, training))
+        protocol.judge("backward" if first.backwards else "", about_passes(first, training))
         if first.error is not None:
             protocol.judge("", about_precision(first, None, training))
             if first.scalers_made and isinstance(first.error, AssertionError):
@@ -116,12 +121,19 @@ class Experiments:
             or not first.finite
             or protocol.names & {"no-backward", "frozen-optimizer"}
         ):
-            raise Over("what was found has to be mended first")
+            raise Over("fix the faults above first")
         if run.adopted and not run.given:
-            protocol.seen.append("The step uses a `GradScaler` that was not passed; it was audited with it.")
+            protocol.seen.append("The step uses a `GradScaler` that you did not pass; the audit used it.")
         protocol.judge("", about_strangers(first, training, run.given, run.calls_the_model))
         if protocol.names & {"foreign-model", "foreign-optimizer", "foreign-parameters"}:
-            raise Over("the objects have to be mended first")
+            raise Over("fix the faults above first")
+        if not first.backwards and not first.steps():
+            nothing = f"in {first.calls} calls the step ran no `backward()` and no optimizer stepped"
+            if first.returned in ("function", "generator", "coroutine", "method"):
+                cause = f"{nothing}: it returned a {first.returned}, and nothing in that was run"
+                protocol.judge("", [finding("no-backward", cause)])
+                raise Over("fix the faults above first")
+            raise Over(f"{nothing}: does it wait for more batches, or swallow an exception?")
         protocol.judge("steps", never_stepped(first, training, run.window))
 
     def _not_finite(self, first: Update) -> Finding:
@@ -136,7 +148,11 @@ class Experiments:
         """Judge two updates, one after the other, by their calls."""
         run, protocol, training = self.run, self.protocol, self.run.training
         first, second = updates
-        protocol.judge("autocast", about_precision(first, second, training))
+        protocol.judge("", about_precision(first, second, training))
+        if next(first.of(Region), None) is not None or first.called("scale"):
+            protocol.judge("autocast")
+        else:
+            protocol.leave_out("autocast", "the step enters no autocast region")
         protocol.judge("steps", about_steps(updates, training, run.accumulate))
         clearing = list(about_clearing(updates, training))
         if training.scalers and first.called("scaler.step"):
@@ -159,8 +175,8 @@ class Experiments:
             return
         more = [self.run.update() for _ in range(max(PATIENCE // self.run.window - 2, 0))]
         for number in sorted(set(empty) & set(without_gradients([*updates, *more], self.run.training))):
-            evidence = {"optimizer": number, "updates": (2 + len(more)) * self.run.window, "gradients_that_arrived": 0}
-            self.protocol.judge("", [finding("frozen-optimizer", **evidence)])
+            evidence = {"updates": (2 + len(more)) * self.run.window, "gradients_that_arrived": 0}
+            self.protocol.judge("", [frozen_optimizer(self.run.training, number, **evidence)])
 
     # ---- what the optimizers see ----
 
@@ -219,6 +235,9 @@ class Experiments:
             return protocol.leave_out("loss scale", "the scaler that was passed is never used")
         other = [scale / _RATIO if scale >= 16 else scale * _RATIO for scale in run.scales]
         low = run.anew(scales=other)
+        if low.error is None and not low.finite and other[0] > run.scales[0]:
+            other = [scale / _RATIO for scale in run.scales]
+            low = run.anew(scales=other)
         if low.error is not None or not low.finite:
             return protocol.leave_out("loss scale", "the step did not run at another loss scale")
         pair_large = None
@@ -230,6 +249,8 @@ class Experiments:
             owner = run.owners.get(number, 0)
             pair = Pair(first, low, (run.scales[owner], other[owner]), tolerance, pair_large)
             protocol.judge("", self._confirmed(about_scale(pair, number), pair, number, other))
+            if not carries_scale(pair, number):
+                self.unscaled.add(number)
         return None
 
     def _confirmed(self, found: Iterable[Finding], pair: Pair, number: int, other: Sequence[float]) -> list[Finding]:
@@ -252,15 +273,9 @@ class Experiments:
                 self.protocol.leave_out("clipping", "the step did not run with gradients far above max_norm")
             return
         training = self.run.training
-        kinds = {limits_of(first, large, factor, n) for n in self.run.optimizers}
         if self.max_norm is not None:
             rightly = about_clipping(first, large, factor, self.max_norm, training) if scale_is_right else ()
             self.protocol.judge("clipping", rightly)
-        elif scale_is_right and "whole" in kinds and large.steps():
-            norm = max(one.gradient.norm for one in large.steps())
-            self.protocol.seen.append(
-                f"Gradients are clipped to a norm of {norm:.3g}; pass max_norm= to have that checked."
-            )
         for number in self.run.optimizers:
             self.protocol.judge("", about_early_clipping(first, large, factor, number))
 
@@ -284,7 +299,7 @@ class Experiments:
         if max(shares) < 1 / 8 and self._is_divided(first):
             return self._say_by_hand(f"and the gradients are divided by {1 / max(shares):.4g} before the step")
         given = "the scaler that was passed is never used" if self.run.given else "no scaler is used, or a disabled one"
-        cause = f"the forward pass runs in fp16 and nobody scales the loss ({given}): gradients below 6e-8 become 0"
+        cause = f"the forward pass runs in fp16 and the loss is not scaled ({given}): gradients below 3e-8 become 0"
         values = torch.cat([one.values for event in first.backwards for one in event.arrived.values()])
         zeros = (values == 0).float().mean().item()
         self.protocol.judge("", [finding("fp16-without-scaler", cause, gradients_that_are_exactly_0=f"{zeros:.1%}")])

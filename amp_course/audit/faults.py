@@ -65,18 +65,18 @@ FAULTS: dict[str, Fault] = {
     ),
     "two-devices": Fault(
         "objects",
-        "the parameters lie on devices of more than one kind, so one op would meet tensors of both",
+        "the parameters lie on devices of more than one kind, so an operation may mix devices",
         "Move the whole model before you make the optimizer",
         "06.9",
         "model.to(device)",
     ),
     "weights-not-finite": Fault(
         "objects",
-        "the weights hold inf or NaN before the step runs: no later step can mend them",
-        "Load the last good checkpoint; the step that did this took gradients that nobody had checked",
+        "the weights hold inf or NaN before the step runs: training cannot recover from this",
+        "Load the last good checkpoint; an earlier step applied gradients that were not finite",
         "05.8",
     ),
-    "step-raises": Fault("backward", "the step raised an exception", "Mend what it names, then audit again", "07.10"),
+    "step-raises": Fault("backward", "the step raised an exception", "Fix the error, then audit again", "07.10"),
     "foreign-model": Fault(
         "objects",
         "the step does not train the model that was passed: its parameters get no gradient, and others do",
@@ -107,8 +107,8 @@ FAULTS: dict[str, Fault] = {
     "not-finite": Fault(
         "backward",
         "the gradients are inf or NaN at every loss scale that was tried",
-        "Look at the loss: if it is NaN in fp32 too, AMP is innocent; if not, an op overflows in the forward pass: run it in "
-        "fp32, or use bf16",
+        "Look at the loss: if it is NaN in fp32 too, the cause is not AMP; if not, an op overflows in the forward pass: run it "
+        "in fp32, or use bf16",
         "02.6",
     ),
     "fp16-parameters": Fault(
@@ -173,7 +173,7 @@ FAULTS: dict[str, Fault] = {
     "weights-unchanged": Fault(
         "steps",
         "the optimizer stepped with gradients that are not zero, and not one weight changed",
-        "Is the update too small for the dtype of the weights (keep them in fp32), or does the optimizer hold others?",
+        "Keep the weights in fp32, and check that the optimizer holds the weights that the model runs with",
         "02.5",
     ),
     "kept-after-skip": Fault(
@@ -195,7 +195,7 @@ FAULTS: dict[str, Fault] = {
     "clipped-while-scaled": Fault(
         "clipping",
         "the gradients were clipped while they still carried the loss scale: their true norm is cut to the limit divided by "
-        "the scale. With SGD training all but stops; Adam hides it, and clips every gradient alike",
+        "the scale. With SGD training all but stops; with Adam it is harder to notice",
         "Unscale before you clip",
         "07.3",
         "scaler.unscale_(optimizer)",
@@ -213,7 +213,7 @@ FAULTS: dict[str, Fault] = {
     "unscaled-twice": Fault(
         "updates",
         "the gradients of one optimizer were unscaled twice in one update",
-        "Unscale once, before clipping; `scaler.step` knows that it is done",
+        "Unscale once, before clipping; `scaler.step` will not unscale again",
         "07.4",
         spoils=("loss scale", "clipping", "gradient"),
     ),
@@ -245,7 +245,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "never-cleared": Fault(
         "clearing",
-        "the gradients of the update before are still there when the next begins, and are added to",
+        "the gradients of the previous update were not cleared, so the new ones are added to them",
         "Clear them once an update",
         "06.1",
         "optimizer.zero_grad()",
@@ -295,13 +295,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "wrong-factor": Fault(
         "accumulation",
-        "the gradient has the right direction and the wrong length",
+        "the gradient has the right direction but the wrong size",
         "Look for a missing or a second division: by the number of micro-batches, by the batch size, by the scale",
         "07.4",
     ),
     "not-clipped": Fault(
         "clipping",
-        "gradients of a norm far above max_norm reach the optimizer as they are",
+        "gradients with a norm far above max_norm reach the optimizer unclipped",
         "Clip after unscaling and before the step",
         "07.3",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
@@ -316,7 +316,7 @@ FAULTS: dict[str, Fault] = {
     # the scaler does not work as it should
     "fp16-without-scaler": Fault(
         "loss scale",
-        "the forward pass runs in fp16 and nobody scales the loss: gradients below 6e-8 become 0",
+        "the forward pass runs in fp16 and the loss is not scaled: gradients below 3e-8 become 0",
         "Scale the loss, or let autocast cast to bf16, which needs no scaler",
         "05.7",
         "scaler.scale(loss).backward()",
@@ -364,7 +364,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "update-before-step": Fault(
         "updates",
-        "`scaler.update()` ran between `backward()` and the step: the gradients carry the old scale, and the step goes by the "
+        "`scaler.update()` ran between `backward()` and the step: the gradients carry the old scale, but are divided by the "
         "new one",
         "Update the scaler after `scaler.step`",
         "06.3",
@@ -382,13 +382,13 @@ FAULTS: dict[str, Fault] = {
         "autocast",
         "autocast is still on after the step: everything that follows, evaluation too, would run in 16 bits, with "
         "casts of weights kept from before the update",
-        "Enter the region by `with`, which also ends it after an exception",
+        "Use `with torch.autocast(…)`, which ends the region after an exception too",
         "06.2",
         "with torch.autocast(device, dtype=torch.float16):",
     ),
     "loss-outside-autocast": Fault(
         "autocast",
-        "the loss function ran in 16 bits: inside the region autocast runs it in fp32, outside nobody does",
+        "the loss function ran in 16 bits: inside the region autocast runs it in fp32, outside it takes its inputs' dtype",
         "Move the loss into the `with torch.autocast(…)` block, or cast its inputs",
         "06.2",
         "loss = loss_fn(outputs.float(), targets)",
@@ -402,7 +402,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no-autocast": Fault(
         "autocast",
-        "the loss is scaled, and nothing runs in 16 bits: no autocast region was entered, so AMP gains nothing",
+        "the loss is scaled, and nothing runs in 16 bits: no autocast region was entered, so there is nothing to gain",
         "Run the forward pass and the loss under autocast",
         "06.2",
         "with torch.autocast(device, dtype=torch.float16):",
@@ -410,7 +410,7 @@ FAULTS: dict[str, Fault] = {
     # the ends of groups, and the schedule
     "last-group-mean": Fault(
         "shorter last group",
-        "the last, shorter group is not updated with its own mean",
+        "the last, shorter group does not use its own mean",
         "Divide by the number of micro-batches (or examples) that the group really has",
         "07.4",
     ),
@@ -425,14 +425,14 @@ FAULTS: dict[str, Fault] = {
     "scheduler-never-moved": Fault(
         "scheduler",
         "the scheduler did not move",
-        "Move it once an update (one that moves once an epoch is left out of the audit)",
+        "Move it once an update (do not pass one that moves once an epoch)",
         "07.7",
         "scheduler.step()",
     ),
     "scheduler-stalls": Fault(
         "scheduler",
         "the scheduler does not move when the scale grows, although the step was taken",
-        "Take a scale that fell, and only that, for a skipped step",
+        "Treat a step as skipped only if the scale fell",
         "07.7",
         "if scaler.get_scale() >= before: scheduler.step()",
     ),

@@ -41,7 +41,7 @@ class Finding:
         """Return three lines: "still-scaled: cause.", "    Cure: … `code`", "    Measured: … (chapter 07, section 1)"."""
         lines = [f"{self.name}: {self.cause}.", f"    Cure: {_cure(self)}"]
         if self.evidence:
-            lines.append(f"    Measured: {evidence_text(self.evidence)}.")
+            lines.append(f"    Measured: {evidence_text(self.evidence).rstrip('.')}.")
         if self.section:
             lines[-1] += f" ({section_text(self.section)})"
         return "\n".join(lines)
@@ -50,7 +50,7 @@ class Finding:
 def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:
     """Make the finding of a known fault; `cause` says it more exactly. Raises KeyError for a name that `FAULTS` lacks."""
     fault = FAULTS[name]
-    shown = {key.replace("_", " "): value for key, value in evidence.items()}
+    shown = {key.replace("micro_batch", "micro-batch").replace("_", " "): value for key, value in evidence.items()}
     return Finding(
         name, cause or fault.cause, fault.cure, shown, fault.code, fault.section, fault.behaviour, fault.spoils
     )
@@ -85,7 +85,7 @@ class Audit:
     not_put_back: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.findings and bool(self.right)
+        return not self.findings and bool(self.right) and "everything else" not in dict(self.not_checked)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,9 +94,9 @@ class Audit:
 
     @property
     def right(self) -> tuple[str, ...]:
-        """The behaviours that were judged and found right; a fault in what makes the gradient leaves the gradient out."""
+        """The behaviours that were judged as a whole and found right, and of which no fault leaves a doubt."""
         wrong = {one.behaviour for one in self.findings}
-        unsaid = wrong.union(*(one.spoils for one in self.findings))
+        unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in self.findings))
         if "" in wrong:  # a fault that is none of a step's: of saving, of recomputing
             return ()
         if wrong & _MAKES_THE_GRADIENT:
@@ -114,19 +114,19 @@ class Audit:
     def _head(self) -> str:
         if self.findings:
             return f"{len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}"
-        if not self.right:
-            return "nothing could be judged"
-        return f"no fault in {len(self.right)} behaviours ({', '.join(self.right)})"
+        if not self.right or (not self and "everything else" in dict(self.not_checked)):
+            return "not judged"
+        return f"no fault in {_counted(self.right)} ({', '.join(self.right)})"
 
     def _repr_html_(self) -> str:
         if self.findings:
             head = "".join(finding_html(one) for one in self.findings)
             if self.right:
                 head += f"<p><b>✓ Right</b>: {html.escape(', '.join(self.right))}.</p>"
-        elif self.right:
-            head = f"<p><b>✓ No fault</b> in {len(self.right)} behaviours: {html.escape(', '.join(self.right))}.</p>"
+        elif self:
+            head = f"<p><b>✓ No fault</b> in {_counted(self.right)}: {html.escape(', '.join(self.right))}.</p>"
         else:
-            head = "<p><b>– Nothing could be judged.</b></p>"
+            head = "<p><b>– Not judged.</b></p>"
         return (
             head
             + _details("Seen, and no fault", self.seen)
@@ -157,6 +157,10 @@ def finding_html(one: Finding) -> str:
         + (f"<br><small>{'; '.join(notes)}</small>" if notes else "")
         + "</p>"
     )
+
+
+def _counted(behaviours: tuple[str, ...]) -> str:
+    return f"{len(behaviours)} behaviour{'s' if len(behaviours) != 1 else ''}"
 
 
 def _details(title: str, lines: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.audit.compare import along, near
+from amp_course.audit.compare import along, mixture, near
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.protocol import Protocol
 from amp_course.audit.record import Meddling, Update
@@ -18,6 +18,7 @@ from amp_course.audit.reference import reference
 from amp_course.audit.rules.calls import Used, steps_of
 from amp_course.audit.rules.gradients import Compared, about_reference, arrived, as_masters, by_calls, first_use
 from amp_course.audit.runner import Runner
+from amp_course.checking.limit import TimeUp, within
 
 _SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -68,13 +69,17 @@ class AgainstFp32:
         if not exact and len(one.parts) == 1:
             return
         found = list(about_reference(one, self.tolerance or one.tolerance(self.least)))
+        if not self.run.sizes_are_clear:
+            found = [f for f in found if f.name != "mean-of-means"]
         if any(f.name == "gradient-differs" for f in found):
-            self._look_for_a_sound_reason(used, number)
+            self._look_for_a_sound_reason(used, number, one)
         self.protocol.judge("gradient" if exact else "", found)
         if len(one.parts) > 1:
             self.protocol.judge("accumulation")
             if len(set(one.sizes)) == 1:
                 self.protocol.leave_out("unequal micro-batches", "all batches of a group have the same size")
+            elif not self.run.sizes_are_clear:
+                self.protocol.leave_out("unequal micro-batches", "the tensors of a batch have different lengths")
             elif exact:
                 self.protocol.judge("unequal micro-batches")
 
@@ -82,14 +87,27 @@ class AgainstFp32:
         """Put the gradient of a step beside those of its micro-batches. Raises Incomparable."""
         run = self.run
         if any(one.moved for one in (used.parts or update.backwards)):
-            raise Incomparable("the weights move between the beginning of the update and `backward()`, as with SAM")
+            raise Incomparable(
+                "some weights change between the beginning of the update and the `backward()` of this gradient"
+            )
+        if (
+            run.accumulate > 1
+            and (used.step.call + 1) % run.accumulate
+            and run.window == 1
+            and update.calls == run.accumulate
+        ):
+            raise Incomparable(
+                "the optimizer steps in the middle of a group: audit when the step's own counter is at a group's end"
+            )
+        if exact and any(call not in {one.call for one in update.backwards} for call in range(used.step.call)):
+            raise Incomparable("the step trains on the batches of earlier calls")
         if sum(one.step.call == used.step.call for one in steps_of(update.events, number)) > 1:
             raise Incomparable("the optimizer steps several times in a call")
         total, own = arrived(used, number), by_calls(used, number)
         if total is None:
             return self._masters(update, used, number, exact)
         if len(own) < len({one.call for one in used.parts}):
-            raise Incomparable("a gradient was used up before it could be seen")
+            raise Incomparable("a gradient was used up during `backward()`")
         # Micro-batches whose gradients were cleared before the step count too: their weight ought not to be 0.
         lost = {
             one.call: one.arrived[number].values
@@ -99,10 +117,21 @@ class AgainstFp32:
         calls = [*sorted(lost), *sorted(own)] if exact or run.accumulate > 1 else sorted(own)
         gradient, sizes = self._unlimited(used, number), [run.size(call) for call in calls]
         if exact:
-            parts = [update.references[call][number].values for call in calls]
+            parts = [self._wanted(update, number, call) for call in calls]
             return Compared(gradient, parts, sizes, True, self._rounded(number, calls))
         scale = run.scale_of(number) if used.step.by_scaler else 1.0
         return Compared(gradient, [(lost | own)[call] / scale for call in calls], sizes, False)
+
+    def _wanted(self, update: Update, number: int, call: int) -> Tensor:
+        """Return the loss's gradient for a call, without the parameters that were frozen at its backward pass."""
+        gradient = update.references[call][number]
+        values = gradient.values.clone()
+        for one in update.backwards:
+            if one.call == call and number in one.arrived:
+                for place, wanted in zip(gradient.layout.slices, one.wanted[number], strict=True):
+                    if not wanted:
+                        values[place] = 0
+        return values
 
     def _masters(self, update: Update, used: Used, number: int, exact: bool) -> Compared:
         """Compare fp32 masters, to which the step copies gradients, with the parameters that they stand for."""
@@ -121,6 +150,8 @@ class AgainstFp32:
         if distance < 1e-3 and near(factor * scale, 1.0, 1e-3):
             return values
         small = first_use(self.run.anew(Meddling(_SMALL)), number)
+        if small is not None and near(small.step.gradient.norm, used.step.gradient.norm, 0.05):
+            raise Incomparable("the step brings its gradients to one length, whatever they are")
         return values if small is None else small.step.gradient.values / _SMALL
 
     def _rounded(self, number: int, calls: Sequence[int]) -> list[Tensor]:
@@ -131,19 +162,31 @@ class AgainstFp32:
         self.run.restart()
         scale, training = self.run.scale_of(number), self.run.training
         try:
-            return [reference(training, self.run.batch(call), lower[0], scale)[number].values for call in calls]
-        except Exception:  # a loss that only runs in fp32
+            return within(
+                self.run.seconds,
+                lambda: [reference(training, self.run.batch(call), lower[0], scale)[number].values for call in calls],
+            )
+        except (Exception, TimeUp):  # a loss that only runs in fp32
             return []
 
-    def _look_for_a_sound_reason(self, used: Used, number: int) -> None:
+    def _look_for_a_sound_reason(self, used: Used, number: int, one: Compared) -> None:
         """Raise Incomparable if a gradient that is not the loss's has a sound reason."""
         differs = "the gradient is not that of the `loss`, and"
+        total = arrived(used, number)
+        if total is not None:
+            single = len(one.parts) == 1
+            distance = (along(total.values, one.parts[0]) if single else mixture(total.values, one.parts))[1]
+            if distance <= (self.tolerance or one.tolerance(self.least)):
+                raise Incomparable(
+                    "what `backward()` gives is that of the `loss`, and it is changed before the optimizer steps"
+                )
         parameters = [p for slot in self.run.training.slots for p in slot.parameters]
         if any(getattr(p, name, None) for p in parameters for name in _HOOKS):
-            raise Incomparable(f"{differs} hooks of yours change gradients")
+            raise Incomparable(f"{differs} hooks of yours may change gradients")
         self.run.restart()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(20_230_411)
+        self.run.snapshot.reseed(20_230_411)
         other = first_use(self.run.update(), number)
         if other is None or along(used.step.gradient.values, other.step.gradient.values)[1] > 1e-3:
             raise Incomparable(f"{differs} the step draws random numbers, which the `loss` may draw differently")
@@ -159,8 +202,15 @@ class AgainstFp32:
         try:
             run.restart()
             seen = run.update(look_closely=True)
+            if seen.error is not None:
+                return protocol.leave_out(
+                    "shorter last group", f"the step raised {type(seen.error).__name__}: {seen.error}"
+                )
             for number in run.optimizers:
-                protocol.judge("shorter last group", self._about_short(seen, number))
+                try:
+                    protocol.judge("shorter last group", self._about_short(seen, number))
+                except Incomparable as reason:
+                    protocol.leave_out("shorter last group", str(reason))
         finally:
             run.groups, run.window = kept
         return None
@@ -168,13 +218,9 @@ class AgainstFp32:
     def _about_short(self, seen: Update, number: int) -> Iterator[Finding]:
         used = first_use(seen, number)
         if used is None:
-            if seen.error is None:
-                yield finding("last-group-mean", micro_batches=self.run.accumulate - 1, steps=0)
+            yield finding("last-group-mean", micro_batches=self.run.accumulate - 1, steps=0)
             return
-        try:
-            one = self._compared(seen, used, number, len(seen.references) == seen.calls)
-        except Incomparable:
-            return
+        one = self._compared(seen, used, number, len(seen.references) == seen.calls)
         for found in about_reference(one, self.tolerance or one.tolerance(self.least)) if one.exact else ():
             if "factor" in found.evidence:  # its length, not its direction
                 yield finding("last-group-mean", micro_batches=len(one.parts), factor=found.evidence["factor"])

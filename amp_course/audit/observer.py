@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from amp_course.audit.record import (
     Event,
     Gradient,
     Graph,
+    Held,
     Layout,
     Meddling,
     Region,
@@ -56,10 +57,9 @@ class Observer:
         self._backward_depth = 0
         self._stack = ExitStack()
         self._slot_of = {id(p): n for n, slot in enumerate(training.slots) for p in slot.parameters}
-        self._nothing = [slot.gradient([None] * len(slot.parameters)) for slot in training.slots]
 
     def __enter__(self) -> Observer:
-        self._start = [slot.flat(slot.parameters) for slot in self.training.slots]
+        self._start = [[p.detach().clone() for p in slot.parameters] for slot in self.training.slots]
         self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
         self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
         for name in _COMPOSITE_LOSSES if self.graphs else ():
@@ -80,9 +80,8 @@ class Observer:
         seen.scales_after = training.scales()
         seen.scalers_made = len(self._made)
         for slot, was in zip(training.slots, self._start, strict=True):
-            now = slot.flat(slot.parameters)
-            seen.changed.append(not torch.equal(now.nan_to_num(), was.nan_to_num()))
-            seen.spoilt.append(bool(was.isfinite().all()) and not bool(now.isfinite().all()))
+            seen.changed.append(_moved(slot.parameters, was))
+            seen.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         own = vars(owner).get(name, _MISSING)
@@ -121,19 +120,22 @@ class Observer:
             dtype=roots[0].dtype if roots else None,
             value=float(roots[0].detach()) if roots and roots[0].numel() == 1 else float("nan"),
             graph=look_at(roots) if self.graphs else Graph(),
-            before=[self._now(n) for n in range(len(self.training.slots))],
-            frozen=tuple(
-                n for n, s in enumerate(self.training.slots) if not any(p.requires_grad for p in s.parameters)
-            ),
+            before=[self._held(n) for n in range(len(self.training.slots))],
+            wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in self.training.slots],
         )
         start = zip(self.training.slots, self._start, strict=True)
-        event.moved = any(not torch.equal(slot.flat(slot.parameters), was) for slot, was in start)
+        event.moved = any(_moved(slot.parameters, was) for slot, was in start)
+        if self.graphs and not self.seen.modes:
+            self.seen.modes = {module: module.training for model in self.training.models for module in model.modules()}
         self._note(event)
         return event
 
-    def _now(self, number: int) -> Gradient:
+    def _held(self, number: int) -> Held:
         slot = self.training.slots[number]
-        return self._nothing[number] if all(p.grad is None for p in slot.parameters) else slot.now()
+        if all(p.grad is None for p in slot.parameters):
+            return Held()
+        now = slot.now()
+        return Held(now.empty, now.finite, now.norm)
 
     @torch.no_grad()
     def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
@@ -211,12 +213,12 @@ class Observer:
         index = next((n for n, one in enumerate(self.training.scalers) if one is scaler), -1)
         if index < 0 and not any(one is scaler for one in [*self.strangers, *self._made]):
             self.strangers.append(scaler)
-        number, gradient = -1, None
+        number, empty = -1, False
         if name in ("unscale", "scaler.step"):
             number = self.number_of(args[0] if args else kwargs.get("optimizer"))
-            gradient = self._now(number) if number >= 0 else None
+            empty = number >= 0 and self._held(number).empty
         closure = name == "scaler.step" and any(callable(one) for one in (*args[1:], *kwargs.values()))
-        self._note(Call(self.call, name, number, index, gradient, closure))
+        self._note(Call(self.call, name, number, index, empty, closure))
 
     def _schedule(self, original: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
         self._note(Call(self.call, "scheduler", number))
@@ -287,16 +289,17 @@ class Observer:
             in_backward=self._backward_depth > 0,
             by_scaler=any(name == "scaler.step" for name, _ in self._inside),
             optimizer=optimizer,
-            rest=math.hypot(*(self._now(n).norm for n in range(len(self.training.slots)) if n != number)),
+            rest=math.hypot(*(self._held(n).norm for n in range(len(self.training.slots)) if n != number)),
         )
         if step.in_backward:
             for event in reversed(self.seen.events):
                 if isinstance(event, Backward):
                     event.complete = False
                     break
-        for outer, noted in self._stepping_now:
-            # SAM, Lookahead and their like step another optimizer over the same parameters: that one counts.
-            for one in noted if outer is not optimizer and self.number_of(outer) == number >= 0 else ():
+        for outer, noted in self._stepping_now[:-1]:
+            # SAM, Lookahead and their like step another optimizer over the same parameters, others their own base class's
+            # step: the innermost one counts.
+            for one in noted if self.number_of(outer) == number >= 0 else ():
                 if one in self.seen.events:
                     self.seen.events.remove(one)
         if self._stepping_now and self._stepping_now[-1][0] is optimizer:
@@ -315,6 +318,22 @@ class Observer:
         self._note(step)
 
 
+def _moved(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    """Tell whether a weight is another than before; NaN is like NaN."""
+    return any(
+        p.shape != was.shape or (not torch.equal(p.detach(), was) and not torch.equal(_plain(p), _plain(was)))
+        for p, was in zip(parameters, before, strict=True)
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().nan_to_num() if tensor.is_floating_point() else tensor.detach()
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.detach().isfinite().all())
+
+
 def _added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
     """Return what was added to a gradient, or None for nothing."""
     if now is None:
@@ -331,7 +350,7 @@ def _added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
 def _enlarge(p: Tensor, before: Tensor | None, added: Tensor, factor: float) -> None:
     assert p.grad is not None
     if p.grad.layout != torch.strided:
-        p.grad = added * factor if before is None else before + added * factor
+        p.grad = added * factor if before is None else added * factor + before
     elif before is None:
         p.grad.detach().mul_(factor)
     else:

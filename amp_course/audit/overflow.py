@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from amp_course.audit.findings import finding
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
@@ -18,24 +19,28 @@ from amp_course.audit.rules.stress import (
 )
 from amp_course.audit.runner import Runner
 
+_USED_UP = "the optimizer uses each gradient up during `backward()`, so no inf could be put into one"
 _ALONE = 4  # of more optimizers only all at once get an inf
 
 
-def about_overflow(run: Runner, protocol: Protocol, first: Update, *, by_hand: bool) -> None:
+def about_overflow(
+    run: Runner, protocol: Protocol, first: Update, *, by_hand: bool, unscaled: Collection[int] = ()
+) -> None:
     """Put an inf into the gradients of each optimizer in turn, and of all at once.
 
-    by_hand: the loss is scaled without a scaler
+    by_hand:  the loss is scaled without a scaler
+    unscaled: optimizers whose losses are not scaled, which need no skipping
     """
     if by_hand and not first.called("scale"):
         return _look_at_own_check(run, protocol, first)
     if not run.training.scalers or not first.called("scale"):
         return protocol.leave_out("overflow", "there is no scaler in use, so nothing is skipped")
     if protocol.names & MENDED_FIRST:
-        return protocol.leave_out("overflow", "what was found has to be mended first")
-    passes = {n: poisoned_pass(first, n, run.training) for n in run.optimizers}
+        return protocol.leave_out("overflow", "fix the faults above first")
+    passes = {n: poisoned_pass(first, n, run.training) for n in run.optimizers if n not in unscaled}
     known = {n: one for n, one in passes.items() if one is not None}
     if not known:
-        return protocol.leave_out("overflow", "the gradients are used up before an inf can be put into them")
+        return protocol.leave_out("overflow", _USED_UP)
     rounds: list[tuple[int, ...]] = [(n,) for n in known] if len(known) <= _ALONE else []
     if len(known) != 1:
         rounds.append(tuple(known))

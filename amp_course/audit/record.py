@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MOST = 2**20  # numbers of a gradient that are kept; of a larger one every second, third …
+_MOST = 2**24  # numbers of a gradient that are kept; of a larger one every second, third …
 
 
 class Layout:
@@ -26,7 +26,8 @@ class Layout:
         self.slices: list[slice] = []
         start = 0
         for p in self.parameters:
-            self.slices.append(slice(start, start := start + math.ceil(p.numel() / self.stride)))
+            numbers = p.numel() * (2 if p.is_complex() else 1)
+            self.slices.append(slice(start, start := start + math.ceil(numbers / self.stride)))
         self.size = start
 
     def flat(self, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -52,8 +53,8 @@ class Layout:
 
 def _dense(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
-    tensor = tensor.real if tensor.is_complex() else tensor
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Gradient:
     @property
     def empty(self) -> bool:
         """No gradient at all, or zeros only."""
-        return not any(self.present) or not bool(self.values.any())
+        return not any(self.present) or not bool(self.norms.any())
 
     @property
     def finite(self) -> bool:
@@ -84,7 +85,9 @@ class Gradient:
         if self._norms is not None:
             return self._norms
         parts = [self.values[place] for place in self.layout.slices]
-        return torch.stack(torch._foreach_norm(parts)).cpu() if parts else torch.zeros(0)
+        if not parts:
+            return torch.zeros(0)
+        return torch.stack(torch._foreach_norm(parts)).cpu() * math.sqrt(self.layout.stride)  # of a sample: about
 
     @property
     def norm(self) -> float:
@@ -95,8 +98,14 @@ class Gradient:
         norms = None if self._norms is None else self._norms * factor
         return Gradient(self.layout, self.values * factor, self.present, norms)
 
-    def __sub__(self, other: Gradient) -> Gradient:
-        return Gradient(self.layout, self.values - other.values, self.present)
+
+@dataclass(frozen=True)
+class Held:
+    """What lay in the gradients of one slot at a moment, in short."""
+
+    empty: bool = True
+    finite: bool = True
+    norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,8 @@ class Event:
 class Backward(Event):
     """A call of `backward()`.
 
-    before:  what lay in `.grad` before it, for each slot of the training's
+    before:  what lay in `.grad` before it, for each slot
+    wanted:  for each slot, which parameters required a gradient
     arrived: what it added, for each slot that got something
     """
 
@@ -128,10 +138,10 @@ class Backward(Event):
     dtype: torch.dtype | None = None  # of the loss
     value: float = math.nan  # of the loss, still scaled
     graph: Graph = Graph()
-    before: list[Gradient] = field(default_factory=list)
+    before: list[Held] = field(default_factory=list)
+    wanted: list[tuple[bool, ...]] = field(default_factory=list)
     arrived: dict[int, Gradient] = field(default_factory=dict)
     moved: bool = False  # the weights are not those that the update began with
-    frozen: tuple[int, ...] = ()  # slots of which not one parameter required a gradient
     complete: bool = True  # the hooks in it did not step and clear: `arrived` is all that it added
 
 
@@ -139,14 +149,14 @@ class Backward(Event):
 class Call(Event):
     """A call of a scaler or a scheduler: `name` is "scale", "unscale", "scaler.step", "update" or "scheduler".
 
-    number:   of the optimizer, or of the scheduler; -1 for one that is not known
-    gradient: before "unscale" and "scaler.step", what was there
+    number: of the optimizer, or of the scheduler; -1 for one that is not known
+    empty:  before "unscale" and "scaler.step", was there no gradient?
     """
 
     name: str
     number: int = -1
     scaler: int = -1
-    gradient: Gradient | None = None
+    empty: bool = False
     closure: bool = False  # "scaler.step" was given one
 
 
@@ -187,12 +197,15 @@ class Update:
     changed: list[bool] = field(default_factory=list)  # for each slot: did a weight change
     spoilt: list[bool] = field(default_factory=list)  # for each slot: is a weight not finite now
     left_open: bool = False  # autocast is still on
+    returned: str = ""  # the kind of what the last call returned
     scalers_made: int = 0
     losses_outside: list[tuple[str, torch.dtype]] = field(
         default_factory=list
     )  # loss functions called on 16 bits, no autocast
     error: BaseException | None = None
-    modes: Mapping[nn.Module, bool] = field(default_factory=dict)
+    modes: dict[nn.Module, bool] = field(
+        default_factory=dict
+    )  # was a layer in training mode at the first backward pass
 
     def of(self, kind: type[Any]) -> Iterator[Any]:
         """The events of one kind, in order."""
@@ -248,15 +261,20 @@ class Training:
     def __post_init__(self) -> None:
         held = [[p for g in o.param_groups for p in g["params"]] for o in self.optimizers]
         known = {id(p) for one in held for p in one}
-        rest = dict.fromkeys(p for model in self.models for p in model.parameters() if id(p) not in known)
-        self.slots = [Layout(one) for one in [*held, list(rest)]]
+        rest = [p for name, p in self.model_parameters.items() if name not in known]
+        self.slots = [Layout(one) for one in [*held, rest]]
+
+    @property
+    def model_parameters(self) -> dict[int, Tensor]:
+        """The parameters of the models, by their id."""
+        return {id(p): p for model in self.models for p in model.parameters()}
 
     def twins(self, number: int) -> list[int] | None:
         """Return, for fp32 masters, the place in the last slot of the model's parameter that each one stands for.
 
         -1 for a parameter of the model's own; None if the optimizer's other parameters do not match the model's, one by one.
         """
-        own = {id(p) for model in self.models for p in model.parameters()}
+        own = self.model_parameters
         rest = [n for n, p in enumerate(self.slots[-1].parameters) if p.requires_grad]
         places, left = [], iter(rest)
         for p in self.slots[number].parameters:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from amp_course.audit.calling import arguments_for, cloned
 from amp_course.audit.record import Gradient, Training
-from amp_course.kit.random_state import random_state, set_random_state
 
 
 class BadLoss(Exception):
@@ -18,7 +17,9 @@ class BadLoss(Exception):
 
 
 def reference(training: Training, batch: Any, dtype: torch.dtype | None = None, scale: float = 1.0) -> list[Gradient]:
-    """Return the gradient of the loss for one micro-batch, for each slot; buffers and random states stay as they were.
+    """Return the gradient of the loss for one micro-batch, for each slot, frozen parameters included.
+
+    What the loss changes, batch norm's statistics and random states among it, is for the caller to put back.
 
     Where each optimizer has a loss of its own, the slot of each holds that of its loss.
     dtype: that of autocast; None for fp32
@@ -36,25 +37,22 @@ def reference(training: Training, batch: Any, dtype: torch.dtype | None = None, 
 def _of_one(
     training: Training, loss: Callable[..., Any], batch: Any, dtype: torch.dtype | None, scale: float
 ) -> list[Gradient]:
-    held = [p for slot in training.slots for p in slot.parameters if p.requires_grad]
-    buffers = [(b, b.clone()) for model in training.models for b in model.buffers()]
-    state, modes = random_state(), [(module, module.training) for module in training.modes]
+    held = [p for slot in training.slots for p in slot.parameters if p.is_leaf and p.is_floating_point()]
+    flags = [p.requires_grad for p in held]
     models = training.models
     args, kwargs = arguments_for(loss, cloned(batch), (models[0] if len(models) == 1 else list(models),))
+    for module, mode in training.modes.items():
+        module.training = mode
+    for p in held:  # a step may freeze and unfreeze its weights: which gradients count is for the comparison to say
+        p.requires_grad_(True)
     try:
-        for module, mode in training.modes.items():
-            module.training = mode
         region = torch.autocast(training.device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with torch.enable_grad(), region:
             total = _total(loss(*args, **kwargs))
         found = torch.autograd.grad(total * scale, held, allow_unused=True)
     finally:
-        set_random_state(state)
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        for p, flag in zip(held, flags, strict=True):
+            p.requires_grad_(flag)
     gradient = {id(p): None if g is None else g / scale for p, g in zip(held, found, strict=True)}
     return [slot.gradient([gradient.get(id(p)) for p in slot.parameters]) for slot in training.slots]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from amp_course.audit.calling import BatchError, arguments_for, cloned, fitting_ways, size_of
+from amp_course.audit.calling import BatchError, arguments_for, cloned, fitting_ways, lengths_of, size_of
 from amp_course.audit.observer import Observer
 from amp_course.audit.record import Meddling, Region, Training, Update
 from amp_course.audit.reference import BadLoss, reference
@@ -64,6 +64,11 @@ class Runner:
         """Return the batch of a call in an update."""
         group, place = divmod(call, len(self.groups[0]))
         return self.groups[group % len(self.groups)][place]
+
+    @property
+    def sizes_are_clear(self) -> bool:
+        """Do all tensors of each batch agree on how many examples it holds?"""
+        return all(len(lengths_of(batch)) <= 1 for group in self.groups for batch in group)
 
     def size(self, call: int) -> int:
         """Return the number of examples of a call's batch."""
@@ -138,11 +143,14 @@ class Runner:
         seen = observer.seen
         if self.training.loss is None or seen.reference_error:
             return
+        kept = Snapshot(
+            self.training.models, {"the loss": self.training.loss}
+        )  # what the loss moves is not the step's doing
         observer.paused = True
         try:
             seen.references.append(within(self.seconds, lambda: reference(self.training, batch)))
         except TimeUp:
-            seen.reference_error = f"the fp32 `loss` had not come back after {self.seconds:g} seconds"
+            seen.reference_error = f"the fp32 `loss` did not finish within {self.seconds:g} seconds"
         except BadLoss as error:
             seen.reference_error = f"the fp32 `loss` {error}"
         except BatchError as error:
@@ -152,6 +160,7 @@ class Runner:
             seen.reference_error = f"the fp32 `loss`, called as `loss(model, *batch)`, raised {said}"
         finally:
             observer.paused = False
+            kept.restore()
 
     def _call(self, observer: Observer, number: int, batch: Any, last: bool) -> None:
         seen, training = observer.seen, self.training
@@ -159,7 +168,7 @@ class Runner:
         before = torch.is_autocast_enabled(training.device_type)
         try:
             args, kwargs = arguments_for(training.train_step, cloned(batch), way=self._way, **self._hint(last))
-            within(self.seconds, lambda: training.train_step(*args, **kwargs))
+            seen.returned = type(within(self.seconds, lambda: training.train_step(*args, **kwargs))).__name__
         except (Exception, SystemExit) as error:
             seen.error = error
         finally:
@@ -180,7 +189,7 @@ class Runner:
             modes = {module: module.training for model in self.training.models for module in model.modules()}
             seen = self.update(look_closely=True, until=self.optimizers)
             self.window = max(seen.calls // self.accumulate, 1)
-            if self._calls_otherwise(seen) or self._sets_modes(modes):
+            if self._calls_otherwise(seen) or self._sets_modes(modes, seen.modes):
                 continue
             if self._adopts():
                 own = self.scales
@@ -207,9 +216,9 @@ class Runner:
         self._way = 1
         return True
 
-    def _sets_modes(self, before: dict[Any, bool]) -> bool:
+    def _sets_modes(self, before: dict[nn.Module, bool], at_backward: dict[nn.Module, bool]) -> bool:
         """Note that the step calls `model.train()` or the like: so has the fp32 loss to be computed."""
-        changed = {module: module.training for module, mode in before.items() if module.training != mode}
+        changed = {module: mode for module, mode in at_backward.items() if before.get(module, mode) != mode}
         if not changed or self.training.modes:
             return False
         self.training.modes = changed

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.record import Backward, Call, Event, Region, Step, Training, Update
@@ -101,7 +102,11 @@ def about_steps(updates: Sequence[Update], training: Training, accumulate: int) 
         used = steps_of(events, number)
         in_group = {one.call for one in updates[0].steps(number) if one.call < accumulate and not one.gradient.empty}
         if accumulate > 1 and len(in_group) > 1:
-            yield finding("stepped-every-micro-batch", steps=len(in_group), micro_batches=accumulate)
+            cause = f"the optimizer stepped {len(in_group)} times in a group of {accumulate} micro-batches"
+            every = len(in_group) >= accumulate
+            yield finding(
+                "stepped-every-micro-batch", "" if every else cause, steps=len(in_group), micro_batches=accumulate
+            )
             continue
         for before, after in itertools.pairwise(used):
             again = [one for one in after.parts if one in before.parts]
@@ -120,6 +125,17 @@ def without_gradients(updates: Sequence[Update], training: Training) -> list[int
         if steps and not reached and not any(any(one.gradient.present) for one in steps):
             found.append(number)
     return found
+
+
+def frozen_optimizer(training: Training, number: int, **evidence: float | str) -> Finding:
+    """Make the finding of an optimizer without gradients: are its parameters frozen, or does the loss not reach them?"""
+    cause = ""
+    if any(p.requires_grad for p in training.slots[number].parameters):
+        cause = (
+            "not one parameter of this optimizer gets a gradient: the loss does not depend on them, or `.item()`, `.detach()` or "
+            "`no_grad()` cuts it off"
+        )
+    return finding("frozen-optimizer", cause, optimizer=number, **evidence)
 
 
 def never_stepped(update: Update, training: Training, groups: int) -> Iterator[Finding]:
@@ -187,7 +203,7 @@ def about_schedule(updates: Sequence[Update], training: Training, accumulate: in
     for number, scheduler in enumerate(training.schedulers):
         owner = next((n for n, o in enumerate(training.optimizers) if o is getattr(scheduler, "optimizer", None)), 0)
         moves = [len(update.called("scheduler", number)) for update in updates]
-        steps = [len(update.steps(owner)) for update in updates]
+        steps = [max(len(update.steps(owner)), len(update.called("scaler.step", owner))) for update in updates]
         if not any(moves):
             yield finding("scheduler-never-moved", steps_of_its_optimizer=sum(steps), moves=0)
             continue
@@ -225,8 +241,19 @@ def about_clearing(updates: Sequence[Update], training: Training) -> Iterator[Fi
         with_gradients = [
             one for one in used if not one.step.gradient.empty and one.step.gradient.finite and one.step.rate > 0
         ]
-        if not moved and len(with_gradients) > 1:
+        if (
+            not moved
+            and len(with_gradients) > 1
+            and _ought_to_move(with_gradients[0], training.slots[number].parameters)
+        ):
             yield finding("weights-unchanged", steps=len(with_gradients), learning_rate=with_gradients[0].step.rate)
+
+
+def _ought_to_move(used: Used, parameters: Sequence[Tensor]) -> bool:
+    """Tell whether weights that did not move ought to have: those in 16 bits, or others by a rate that is not next to nothing."""
+    low = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+    largest = max((float(p.detach().abs().max()) for p in parameters if p.numel()), default=0.0)
+    return low or used.step.rate * float(used.step.gradient.values.abs().max()) > 1e-6 * largest
 
 
 def _arrived(used: Used, number: int) -> bool:

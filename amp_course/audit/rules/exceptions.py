@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from amp_course.audit.calling import BatchError
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.record import Backward, Call, Step, Training, Update
-from amp_course.audit.rules.calls import steps_of
+from amp_course.audit.rules.calls import frozen_optimizer, steps_of
 from amp_course.checking.explain import short, where
 
 
@@ -34,6 +34,8 @@ def about_error(updates: Sequence[Update], training: Training, accumulate: int) 
             "stepped-twice" if _same_gradients(events, last) and (updated or len(updates) == 1) else "update-missing",
             torch_says=said,
         )
+    if "on the same device" in message or "two devices" in message:
+        return finding("two-devices", torch_says=said)
     if "unscale FP16 gradients" in message:
         return finding("fp16-parameters", torch_says=said)
     if "No inf checks were recorded prior to update" in message:
@@ -64,7 +66,7 @@ def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate
         if recent[-1].name == "unscale" and "after step" in said:
             return finding(
                 "unscaled-twice",
-                cause="`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients",
+                "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients",
                 torch_says=said,
             )
         return finding("update-missing", torch_says=said)
@@ -90,8 +92,17 @@ def _update_alone(events: Sequence[object], calls: Sequence[Call], accumulate: i
     if before and before[-1].name == "update" and before[-1].call == here.call:
         return finding("updated-twice", torch_says=said)
     since = events.index(before[-1]) if before else 0
-    if any(isinstance(event, Step) and not event.by_scaler for event in events[since:]):
-        return finding("still-scaled", torch_says=said)
+    by_hand = [event for event in events[since:] if isinstance(event, Step) and not event.by_scaler]
+    passes = [event for event in events if isinstance(event, Backward)]
+    if by_hand and passes and by_hand[0].number in passes[-1].arrived:
+        arrived = passes[-1].arrived[by_hand[0].number].norm
+        if arrived and by_hand[0].gradient.norm > 0.5 * arrived:
+            return finding("still-scaled", torch_says=said)
+    if by_hand:
+        cause = (
+            f"`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has looked for no inf ({said})"
+        )
+        return finding("step-raises", cause)
     if accumulate > 1 and here.call % accumulate < accumulate - 1:
         return finding("update-every-micro-batch", torch_says=said)
     return finding("never-stepped", torch_says=said)
@@ -99,7 +110,9 @@ def _update_alone(events: Sequence[object], calls: Sequence[Call], accumulate: i
 
 def _without_gradients(events: Sequence[object], training: Training, last: Call | None, said: str) -> Finding:
     """`scaler.step` found no gradient of its optimizer."""
-    number = max(last.number if last else 0, 0)
+    if last is not None and last.number < 0:
+        return finding("foreign-optimizer", torch_says=said)
+    number = last.number if last else 0
     typed = [event for event in events if isinstance(event, (Backward, Step, Call))]
     backwards = [event for event in typed if isinstance(event, Backward)]
     mine = [event for event in backwards if number in event.arrived]
@@ -108,7 +121,7 @@ def _without_gradients(events: Sequence[object], training: Training, last: Call 
     unscaled = [
         event for event in typed if isinstance(event, Call) and event.name == "unscale" and event.number == number
     ]
-    nothing = bool(unscaled) and unscaled[-1].gradient is not None and unscaled[-1].gradient.empty
+    nothing = bool(unscaled) and unscaled[-1].empty
     if unused and nothing and typed.index(unscaled[-1]) < typed.index(unused[-1]):
         return finding("unscaled-before-backward", torch_says=said)
     if unused:
@@ -122,7 +135,5 @@ def _without_gradients(events: Sequence[object], training: Training, last: Call 
     if foreign and any(len(training.optimizers) in event.arrived for event in backwards):
         return finding("foreign-parameters", torch_says=said)
     if mine and earlier:
-        return finding(
-            "stepped-twice", cause="an optimizer stepped a second time, with no gradients left", torch_says=said
-        )
-    return finding("frozen-optimizer", optimizer=number, torch_says=said)
+        return finding("stepped-twice", "an optimizer stepped a second time, with no gradients left", torch_says=said)
+    return frozen_optimizer(training, number, torch_says=said)

@@ -52,7 +52,7 @@ def about_strangers(
         yield finding("foreign-optimizer", the_one_that_steps=", ".join(sorted(others | strange)))
         return
     yield from _about_masters(update, training)
-    models = {id(p) for model in training.models for p in model.parameters()}
+    models = training.model_parameters
     shared = any(id(p) in models for n in optimizers for p in training.slots[n].parameters)
     if not shared:
         reaches_rest = any(rest in one.arrived for one in update.backwards)
@@ -71,7 +71,7 @@ def about_strangers(
 def _about_masters(update: Update, training: Training) -> Iterator[Finding]:
     """Look at parameters that are in an optimizer and not in the model, beside those of the model that no optimizer holds."""
     rest = len(training.optimizers)
-    own = {id(p) for model in training.models for p in model.parameters()}
+    own = training.model_parameters
     waiting = (
         any(rest in one.arrived and not one.arrived[rest].empty for one in update.backwards)
         and not update.changed[rest]

@@ -50,7 +50,7 @@ class Pair:
     """The same update at two loss scales, `high` and `low`; `large`: the same two with gradients made very large, if they were.
 
     scales: of the optimizer's scaler
-    noise:  how far two runs at one scale differ
+    tolerance: the relative distance that rounding, and what differs from run to run, explain
     """
 
     high: Update
@@ -90,6 +90,18 @@ def about_scale(pair: Pair, number: int) -> Iterator[Finding]:
         yield finding("clipped-while-scaled", **evidence, norm_times_scale_at_the_step=limit)
     elif not same and (high.step.by_scaler or powers.count(1) == len(powers)):
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
+
+
+def carries_scale(pair: Pair, number: int) -> bool:
+    """Tell whether some gradient of an optimizer grows with the loss scale, or the scaler steps it; True if it cannot be seen."""
+    high, low = first_use(pair.high, number), first_use(pair.low, number)
+    if high is None or low is None or high.step.by_scaler or pair.high.called("unscale", number):
+        return True
+    ratio = pair.scales[0] / pair.scales[1]
+    powers = [
+        _power(one, other, number, ratio, pair.tolerance) for one, other in zip(high.parts, low.parts, strict=False)
+    ]
+    return not powers or any(power != 0 for power in powers)
 
 
 def _power(high: object, low: object, number: int, ratio: float, tolerance: float) -> int | None:

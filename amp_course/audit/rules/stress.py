@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -39,7 +39,7 @@ def about_clipping(
     steps = {n: one.step for n, one in firsts.items() if one is not None}
     if not steps:
         return
-    fits = _fits_some_clip([one.gradient for one in steps.values()], list(steps.values()), max_norm, training)
+    fits = _fits_some_clip(steps, max_norm, training)
     worst = max(one.gradient.norm for one in steps.values())
     evidence = {"norm_at_the_step": worst, "max_norm": max_norm}
     kinds = {n: limits_of(plain, large, factor, n) for n in steps}
@@ -56,9 +56,9 @@ def about_clipping(
     elif not fits and all(kind == "whole" for kind in kinds.values()):
         yield finding("clipped-wrong", **evidence)
     elif fits and worst > max_norm * (1 + CLOSE) and "parts" in kinds.values():
-        yield f"Parts of the gradients are clipped to {max_norm:g} one by one; the norm over all of them is {worst:.3g} then."
+        yield f"Parts of the gradients are clipped to {max_norm:g} one by one; the overall norm is {worst:.3g}."
     elif not fits:
-        yield f"Large gradients are limited to a norm of {worst:.3g}, and not by a norm of {max_norm:g} over all of them."
+        yield f"Large gradients come out with a norm of {worst:.3g}, not the max_norm of {max_norm:g}."
 
 
 def _free(big: Used | None, small: Used | None, factor: float, max_norm: float) -> list[int]:
@@ -69,22 +69,25 @@ def _free(big: Used | None, small: Used | None, factor: float, max_norm: float) 
     return [n for n, (now, was) in enumerate(norms) if was and now > max_norm and near(now / was, factor, 0.05)]
 
 
-def _fits_some_clip(gradients: Sequence[Gradient], steps: Sequence[Step], max_norm: float, training: Training) -> bool:
+def _fits_some_clip(steps: Mapping[int, Step], max_norm: float, training: Training) -> bool:
     """Tell whether gradients are what some clip to max_norm leaves: by any usual norm, over all of them, a group, a parameter."""
-    whole = torch.cat([one.values for one in gradients])
-    around = [math.hypot(one.gradient.norm, one.rest) for one in steps]
+    gradients = {n: one.gradient for n, one in steps.items()}
+    if any(one.layout.stride > 1 for one in gradients.values()):
+        return True  # of a sample other norms than the usual one cannot be told
+    whole = torch.cat([one.values.cpu() for one in gradients.values()]).double()  # an L1 norm of millions needs it
+    around = [math.hypot(one.gradient.norm, one.rest) for one in steps.values()]
     if any(near(norm, max_norm) for norm in around) or near(float(whole.abs().max()), max_norm):
         return True
     for norm in _NORMS:
         if near(torch.linalg.vector_norm(whole, norm).item(), max_norm):
             return True
-        if all(near(torch.linalg.vector_norm(one.values, norm).item(), max_norm) for one in gradients):
+        if all(near(torch.linalg.vector_norm(one.values, norm).item(), max_norm) for one in gradients.values()):
             return True
-    parts = [gradient.values[place] for gradient in gradients for place in gradient.layout.slices]
+    parts = [gradient.values[place] for gradient in gradients.values() for place in gradient.layout.slices]
     if near(max(part.norm().item() for part in parts), max_norm):
         return True
-    pairs = zip(training.optimizers, gradients, strict=False)
-    return near(max((norm for o, gradient in pairs for norm in _group_norms(o, gradient)), default=0.0), max_norm)
+    norms = [norm for n, one in gradients.items() for norm in _group_norms(training.optimizers[n], one)]
+    return near(max(norms, default=0.0), max_norm)
 
 
 def _group_norms(optimizer: torch.optim.Optimizer, gradient: Gradient) -> Iterator[float]:
@@ -130,7 +133,7 @@ def about_skipping(poisoned: Update, clean: Update, plain: Update, number: int) 
         return
     if poisoned.error is None and poisoned.spoilt[number] and not poisoned.steps(number):
         yield finding(
-            "overflow-not-skipped", "the step was skipped, and an inf in the gradients reached the weights all the same"
+            "overflow-not-skipped", "the step was skipped, and an inf in the gradients reached the weights anyway"
         )
         return
     if poisoned.steps(number) or not plain.steps(number):
@@ -170,15 +173,14 @@ def about_growth(grown: Update, plain: Update, training: Training, *, steady: bo
         if one is None or other is None:
             continue
         factor, distance = along(one.step.gradient.values, other.step.gradient.values)
-        if distance < 0.1 and any(
-            near(factor, b / a, 0.05) for a, b in zip(grown.scales_after, grown.scales, strict=True) if a > b
-        ):
+        shares = [b / a for a, b in zip(grown.scales_after, grown.scales, strict=True) if a > 1.2 * b]
+        if distance < 0.1 and any(near(factor, share, 0.05) for share in shares):
             cause = (
-                "when the scale moves in an update, the gradients of one optimizer are divided by the new scale, and they were "
-                "made with the old one"
+                "when the scale changes during an update, the gradients of one optimizer are divided by the new scale although "
+                "they were computed with the old one"
             )
             yield finding(
-                "depends-on-scale", cause=cause, optimizer=number, gradient_when_the_scale_grows=f"{factor:.3g} times"
+                "depends-on-scale", cause, optimizer=number, gradient_when_the_scale_grows=f"{factor:.3g} times"
             )
 
 
