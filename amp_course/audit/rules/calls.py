@@ -160,7 +160,7 @@ def about_updates(
     if steps and not any(one.name == "update" for one in calls):
         yield finding("update-missing", updates=0, steps=len(steps))
     place = {id(event): n for n, event in enumerate(events)}
-    for before, after in itertools.pairwise(calls):
+    for before, after in itertools.pairwise(one for one in calls if one.name != "scheduler"):
         if before.name == after.name == "update" and before.scaler == after.scaler:
             yield finding("updated-twice", updates=2, steps_between=0)
             return
