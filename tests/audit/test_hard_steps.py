@@ -222,7 +222,7 @@ def test_modules_methods_of_lists_and_arrays_of_the_readers_are_put_back(tmp_pat
     module.__file__ = str(tmp_path / "my_counters.py")
     exec(compile((tmp_path / "my_counters.py").read_text(), module.__file__, "exec"), vars(module))
     sys.modules["my_counters"] = module
-    record, pairs = losses.append, zip(range(100), range(100), strict=True)
+    record, pairs = losses.append, zip(list(range(100)), list(range(100)), strict=True)
 
     def step(x: Tensor, y: Tensor) -> None:
         parts.step(x, y)
