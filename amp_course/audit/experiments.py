@@ -248,7 +248,7 @@ class Experiments:
         for number in run.optimizers:
             owner = run.owners.get(number, 0)
             pair = Pair(first, low, (run.scales[owner], other[owner]), tolerance, pair_large)
-            protocol.judge("", self._confirmed(about_scale(pair, number), pair, number, other))
+            protocol.judge("", self._confirmed(about_scale(pair, number), pair, number, other), run.which(number))
             if not carries_scale(pair, number):
                 self.unscaled.add(number)
         return None
@@ -277,7 +277,7 @@ class Experiments:
             rightly = about_clipping(first, large, factor, self.max_norm, training) if scale_is_right else ()
             self.protocol.judge("clipping", rightly)
         for number in self.run.optimizers:
-            self.protocol.judge("", about_early_clipping(first, large, factor, number))
+            self.protocol.judge("", about_early_clipping(first, large, factor, number), self.run.which(number))
 
     def _without_scaler(self, first: Update) -> None:
         """Judge fp16 autocast without a scaler: is the loss scaled by hand, or not at all?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from amp_course.audit.faults import BEHAVIOURS, FAULTS
@@ -179,9 +179,12 @@ def _number(value: float | int | str) -> str:
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Keep the first finding of each name, in order of harm."""
+    """Keep the first finding of each name, in order of harm; it names all optimizers that it was found of."""
     first: dict[str, Finding] = {}
     for one in found:
-        first.setdefault(one.name, one)
+        known = first.setdefault(one.name, one)
+        numbers = [str(each.evidence.get("optimizer", "")) for each in (known, one)]
+        if all(numbers) and numbers[1] not in numbers[0].split(" and "):
+            first[one.name] = replace(known, evidence={**known.evidence, "optimizer": " and ".join(numbers)})
     rank = {name: place for place, name in enumerate(FAULTS)}
     return tuple(sorted(first.values(), key=lambda one: rank[one.name]))

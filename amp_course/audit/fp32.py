@@ -73,7 +73,7 @@ class AgainstFp32:
             found = [f for f in found if f.name != "mean-of-means"]
         if any(f.name == "gradient-differs" for f in found):
             self._look_for_a_sound_reason(used, number, one)
-        self.protocol.judge("gradient" if exact else "", found)
+        self.protocol.judge("gradient" if exact else "", found, self.run.which(number))
         if len(one.parts) > 1:
             self.protocol.judge("accumulation")
             if len(set(one.sizes)) == 1:

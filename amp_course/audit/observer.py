@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_course.audit.graphs import LOW_DTYPES, look_at
+from amp_course.audit.meddling import added, enlarge, poison
 from amp_course.audit.record import (
     Backward,
     Call,
@@ -141,16 +142,16 @@ class Observer:
     def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
         number = sum(isinstance(one, Backward) for one in self.seen.events) - 1
         for n, slot in enumerate(self.training.slots):
-            added = [_added(p.grad, was) for p, was in zip(slot.parameters, before[n], strict=True)]
-            if all(one is None for one in added):
+            new = [added(p.grad, was) for p, was in zip(slot.parameters, before[n], strict=True)]
+            if all(one is None for one in new):
                 continue
-            event.arrived[n] = slot.gradient(added)
+            event.arrived[n] = slot.gradient(new)
             if self.meddling.factor != 1.0:
-                for p, was, one in zip(slot.parameters, before[n], added, strict=True):
+                for p, was, one in zip(slot.parameters, before[n], new, strict=True):
                     if one is not None:
-                        _enlarge(p, was, one, self.meddling.factor)
+                        enlarge(p, was, one, self.meddling.factor)
             if (number, n) in self.meddling.poison:
-                _poison(slot, self.meddling)
+                poison(slot, self.meddling)
 
     def _watched_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -332,40 +333,3 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _finite(tensor: Tensor) -> bool:
     return bool(tensor.detach().isfinite().all())
-
-
-def _added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
-    """Return what was added to a gradient, or None for nothing."""
-    if now is None:
-        return None
-    now = now.detach()
-    if before is None:
-        return now.clone()
-    if now.layout == before.layout == torch.strided and now.shape == before.shape and torch.equal(now, before):
-        return None
-    added = now - before
-    return added if added.layout != torch.strided or bool((added != 0).any()) else None
-
-
-def _enlarge(p: Tensor, before: Tensor | None, added: Tensor, factor: float) -> None:
-    assert p.grad is not None
-    if p.grad.layout != torch.strided:
-        p.grad = added * factor if before is None else added * factor + before
-    elif before is None:
-        p.grad.detach().mul_(factor)
-    else:
-        p.grad.detach().copy_(before + added * factor)
-
-
-def _poison(slot: Layout, meddling: Meddling) -> None:
-    """Put an inf or NaN into one gradient of a slot."""
-    for p in reversed(slot.parameters) if meddling.last else slot.parameters:
-        grad = None if p.grad is None else p.grad.detach()
-        if grad is None or not grad.numel():
-            continue
-        if grad.layout == torch.strided:
-            grad[(0,) * grad.dim()] = meddling.bad
-            return
-        if grad._nnz():
-            grad._values().view(-1)[0] = meddling.bad
-            return

@@ -51,7 +51,7 @@ def about_overflow(
         protocol.judge("overflow")
         clean = run.following(until=numbers)
         for number in numbers:
-            protocol.judge("", about_skipping(poisoned, clean, first, number))
+            protocol.judge("", about_skipping(poisoned, clean, first, number), run.which(number))
         if len(numbers) == len(known) and not any(name.startswith("scheduler") for name in protocol.names):
             protocol.judge("", about_waiting(poisoned, run.training))
         if clean.error is not None and not protocol.found:

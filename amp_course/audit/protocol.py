@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from amp_course.audit.findings import Finding
 
@@ -45,13 +45,18 @@ class Protocol:
         """The names of what was found."""
         return {one.name for one in self.found}
 
-    def judge(self, behaviour: str, found: Iterable[Finding | str] = ()) -> None:
-        """Note that a behaviour was judged, and what was found; a string is something seen. "" for no behaviour as a whole."""
+    def judge(self, behaviour: str, found: Iterable[Finding | str] = (), optimizer: int | None = None) -> None:
+        """Note that a behaviour was judged, and what was found; a string is something seen.
+
+        behaviour: "" for none as a whole
+        optimizer: the number of the one that it was found of, where there are several
+        """
         if behaviour and behaviour not in self.checked:
             self.checked.append(behaviour)
         for one in found:
             if isinstance(one, Finding):
-                self.found.append(one)
+                number = {} if optimizer is None else {"optimizer": optimizer}
+                self.found.append(replace(one, evidence={**number, **one.evidence}))
             elif one not in self.seen:
                 self.seen.append(one)
 

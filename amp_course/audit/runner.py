@@ -56,6 +56,10 @@ class Runner:
         """The numbers of the optimizers."""
         return range(len(self.training.optimizers))
 
+    def which(self, number: int) -> int | None:
+        """Return the number of an optimizer to tell in a finding: none if there is only one."""
+        return number if len(self.optimizers) > 1 else None
+
     def scale_of(self, number: int) -> float:
         """The loss scale of an optimizer: that of the scaler that steps it; 1 without one."""
         return self.scales[self.owners.get(number, 0)] if self.scales else 1.0

@@ -105,3 +105,21 @@ def test_an_iterator_of_batches_is_not_read_further_than_needed() -> None:
     report = audit(RIGHT["plain"](scene), **{**scene.objects, "batches": batches()})
     assert not report.names and len(read) <= 4
     assert "batches" in dict(report.not_put_back)
+
+
+def test_a_fault_of_two_optimizers_names_both() -> None:
+    one, other = Scene(), Scene()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        for scene in (one, other):
+            one.scaler.scale(scene.loss(x, y)).backward()
+            scene.optimizer.step()
+            scene.optimizer.zero_grad()
+
+    objects = one.objects | {
+        "loss": None,
+        "model": [one.model, other.model],
+        "optimizer": [one.optimizer, other.optimizer],
+    }
+    (found,) = audit(step, **objects).findings
+    assert found.name == "still-scaled" and found.evidence["optimizer"] == "0 and 1"
