@@ -53,6 +53,8 @@ def test_collision_explorer_answers(lab, page, portray):
     expect(message).to_contain_text("RoPE needs an even head size")
     head.fill("16")
     head.press("Enter")
+    expect(message).to_have_count(0)
+    expect(panel).to_contain_text("head size 16, base 10000")
     base.fill("500000")
     base.press("Enter")
     expect(panel).to_contain_text("head size 16, base 500000")
