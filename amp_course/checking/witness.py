@@ -28,6 +28,7 @@ class Notes:
     backward_in_autocast: list[bool] = field(default_factory=list)
     backward_scales: list[float] = field(default_factory=list)  # the gradient that entered the loss
     step_gradients: list[list[Tensor | None]] = field(default_factory=list)  # at each optimizer.step
+    step_weights: list[list[Tensor]] = field(default_factory=list)  # as each optimizer.step finds them
     stray_steps: int = 0  # optimizer.step() called by hand while a scaler was there
 
     def count(self) -> Counter[Event]:
@@ -78,8 +79,9 @@ class WatchedSGD(torch.optim.SGD):
         self.notes.events.append("step")
         if self.has_scaler and not self.inside_scaler:
             self.notes.stray_steps += 1
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
-        self.notes.step_gradients.append([None if g is None else g.detach().clone() for g in gradients])
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.notes.step_weights.append([p.detach().clone() for p in parameters])
+        self.notes.step_gradients.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
         return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
