@@ -1,71 +1,39 @@
-"""The experiments in their order: an update and the next, the same again, another loss scale, large gradients, then the rest."""
+"""The experiments in their order: an update and the next, what the gradients show, an overflow, a growing scale."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-import torch
-
-from amp_course.audit.compare import along, near
 from amp_course.audit.findings import Finding, finding
-from amp_course.audit.fp32 import AgainstFp32
-from amp_course.audit.overflow import about_overflow, about_scale_growth
+from amp_course.audit.gradient_experiments import GradientExperiments
+from amp_course.audit.overflow import check_overflow, check_scale_growth
 from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
-from amp_course.audit.record import Meddling, Region, Update
+from amp_course.audit.record import Region, Update
 from amp_course.audit.rules.calls import (
-    about_clearing,
-    about_passes,
-    about_precision,
-    about_schedule,
-    about_steps,
-    about_updates,
+    check_clearing,
+    check_passes,
+    check_precision,
+    check_schedule,
+    check_steps,
+    check_updates,
     frozen_optimizer,
-    in_fp16_unscaled,
     never_stepped,
     without_gradients,
 )
-from amp_course.audit.rules.exceptions import about_error
-from amp_course.audit.rules.given import about_strangers
-from amp_course.audit.rules.gradients import (
-    Pair,
-    about_scale,
-    arrived,
-    by_calls,
-    carries_scale,
-    divided_twice,
-    first_use,
-    tolerance_for,
-)
-from amp_course.audit.rules.stress import about_clipping, about_early_clipping
+from amp_course.audit.rules.exceptions import check_error
+from amp_course.audit.rules.given import check_strangers
 from amp_course.audit.runner import PATIENCE, Runner
 from amp_course.checking.limit import TimeUp
-
-_RATIO = 4.0  # between two loss scales: few more gradients underflow at the lower one
-_FAR = 1000.0  # how far above max_norm gradients are brought to see clipping
-_TALL = 1e4  # the norm that gradients are brought to where max_norm is not known
-_TINY = 1e-4  # the norm, loss scale included, of gradients that no clip touches
-_GRADIENT = ("loss scale", "clipping", "gradient")
 
 
 @dataclass
 class Experiments:
-    """One audit.
-
-    ragged: the reader's batches end in a shorter group
-    """
+    """One audit, from the first update to the last."""
 
     run: Runner
-    max_norm: float | None
-    tolerance: float | None
-    ragged: bool
-    protocol: Protocol = field(default_factory=Protocol)
-    scaled_by_hand: bool = False
-    unscaled: set[int] = field(
-        default_factory=set
-    )  # optimizers whose losses are not scaled: nothing of theirs is skipped
-    steady: bool = False  # two runs of the same update give the same gradients
+    protocol: Protocol
+    gradients: GradientExperiments
 
     def everything(self) -> None:
         """Do all experiments that make sense after what the earlier ones found."""
@@ -87,7 +55,7 @@ class Experiments:
         updates = [first, second]
         self._calls(updates)
         if not protocol.names & (STEPS_WRONG | UPDATES_WRONG) and first.steps():
-            self._gradients(first)
+            self.gradients.everything(first)
         if (
             first.called("scale")
             and not first.called("update")
@@ -98,21 +66,21 @@ class Experiments:
             steps = len(first.steps()) + len(second.steps())
             protocol.judge("updates", [finding("update-missing", cause, updates=0, steps=steps)])
         if second.error is None:
-            about_overflow(run, protocol, first, by_hand=self.scaled_by_hand, unscaled=self.unscaled)
-            about_scale_growth(run, protocol, first, steady=self.steady)
-
-    # ---- calls ----
+            check_overflow(
+                run, protocol, first, by_hand=self.gradients.scaled_by_hand, unscaled=self.gradients.unscaled
+            )
+            check_scale_growth(run, protocol, first, steady=self.gradients.steady)
 
     def _begin(self, first: Update) -> None:
         """Judge the first update; raise Over if nothing after it can be judged."""
         run, protocol, training = self.run, self.protocol, self.run.training
-        protocol.judge("backward" if first.backwards else "", about_passes(first, training))
+        protocol.judge("backward" if first.backwards else "", check_passes(first, training))
         if first.error is not None:
-            protocol.judge("", about_precision(first, None, training))
+            protocol.judge("", check_precision(first, None, training))
             if first.scalers_made and isinstance(first.error, AssertionError):
                 protocol.judge("", [finding("scaler-inside-step", scalers_made_in_one_update=first.scalers_made)])
             else:
-                protocol.judge("", [about_error([first], training, run.accumulate)])
+                protocol.judge("", [check_error([first], training, run.accumulate)])
         elif not first.finite:
             protocol.judge("", [self._not_finite(first)])
         if (
@@ -123,8 +91,8 @@ class Experiments:
         ):
             raise Over("fix the faults above first")
         if run.adopted and not run.given:
-            protocol.seen.append("The step uses a `GradScaler` that you did not pass; the audit used it.")
-        protocol.judge("", about_strangers(first, training, run.given, run.calls_the_model))
+            protocol.observations.append("The step uses a `GradScaler` that you did not pass; the audit used it.")
+        protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
         if protocol.names & {"foreign-model", "foreign-optimizer", "foreign-parameters"}:
             raise Over("fix the faults above first")
         if not first.backwards and not first.steps():
@@ -148,22 +116,22 @@ class Experiments:
         """Judge two updates, one after the other, by their calls."""
         run, protocol, training = self.run, self.protocol, self.run.training
         first, second = updates
-        protocol.judge("", about_precision(first, second, training))
+        protocol.judge("", check_precision(first, second, training))
         if next(first.of(Region), None) is not None or first.called("scale"):
             protocol.judge("autocast")
         else:
             protocol.leave_out("autocast", "the step enters no autocast region")
-        protocol.judge("steps", about_steps(updates, training, run.accumulate))
-        clearing = list(about_clearing(updates, training))
+        protocol.judge("steps", check_steps(updates, training, run.accumulate))
+        clearing = list(check_clearing(updates, training))
         if training.scalers and first.called("scaler.step"):
             cleared = not any(one.name == "never-cleared" for one in clearing)
-            protocol.judge("updates", about_updates(updates, training, run.accumulate, cleared=cleared))
+            protocol.judge("updates", check_updates(updates, training, run.accumulate, cleared=cleared))
         if second.error is not None:
             if not protocol.names & (STEPS_WRONG | UPDATES_WRONG):
-                protocol.judge("", [about_error(updates, training, run.accumulate)])
+                protocol.judge("", [check_error(updates, training, run.accumulate)])
             return
         if training.schedulers and first.steps():
-            protocol.judge("scheduler", about_schedule(updates, training, run.accumulate))
+            protocol.judge("scheduler", check_schedule(updates, training, run.accumulate))
         if not protocol.names & STEPS_WRONG:
             protocol.judge("clearing", clearing)
             self._without_gradients(updates)
@@ -177,142 +145,3 @@ class Experiments:
         for number in sorted(set(empty) & set(without_gradients([*updates, *more], self.run.training))):
             evidence = {"updates": (2 + len(more)) * self.run.window, "gradients_that_arrived": 0}
             self.protocol.judge("", [frozen_optimizer(self.run.training, number, **evidence)])
-
-    # ---- what the optimizers see ----
-
-    def _gradients(self, first: Update) -> None:
-        """Judge what the optimizers see: the same twice, at two loss scales, clipped or not, against fp32."""
-        least = tolerance_for(self.run.dtypes)
-        noise = self._noise(first, self.run.anew())
-        self.steady = noise < 0.1
-        known = len(self.protocol.found)
-        if self.steady:
-            large, factor = self._large(first)
-            self._two_scales(first, large, factor, max(least, 1e-3, 3 * noise))
-            self._clipping(first, large, factor, scale_is_right=len(self.protocol.found) == known)
-        else:
-            why = f"two runs of the step on the same batch gave different gradients (relative distance {noise:.2g})"
-            for behaviour in _GRADIENT:
-                self.protocol.leave_out(behaviour, why)
-        self._without_scaler(first)
-        if self.steady and len(self.protocol.found) == known:
-            AgainstFp32(self.run, self.protocol, self.tolerance, max(least, 3 * noise), ragged=self.ragged).judge(first)
-
-    def _noise(self, first: Update, again: Update) -> float:
-        """Return how far two runs of the same update are from each other, at most."""
-        worst = 0.0
-        for number in self.run.optimizers:
-            one, other = first_use(first, number), first_use(again, number)
-            if one is None or other is None:
-                worst = max(worst, 0.0 if one is other else math.inf)
-                continue
-            factor, distance = along(one.step.gradient.values, other.step.gradient.values)
-            worst = max(worst, distance, abs(factor - 1))
-        return worst
-
-    def _large(self, first: Update) -> tuple[Update | None, float]:
-        """Run the update with gradients far above any limit, if the scale or a norm is to be judged; return their factor too."""
-        if not self.run.training.scalers and self.max_norm is None:
-            return None, 1.0
-        uses = {n: arrived(one, n) for n in self.run.optimizers if (one := first_use(first, n)) is not None}
-        totals = {n: total for n, total in uses.items() if total is not None and total.norm}
-        if not totals:
-            return None, 1.0
-        norms = [total.norm / self.run.scale_of(n) for n, total in totals.items()]
-        factor = max(_FAR * self.max_norm if self.max_norm else _TALL, _FAR * max(norms)) / min(norms)
-        if any(p.dtype == torch.float16 for slot in self.run.training.slots for p in slot.parameters):
-            factor = min(factor, 2.0**14 / max(float(total.values.abs().max()) for total in totals.values()))
-        if factor < 30:
-            return None, 1.0
-        large = self.run.anew(Meddling(factor))
-        return (large if large.error is None else None), factor
-
-    def _two_scales(self, first: Update, large: Update | None, factor: float, tolerance: float) -> None:
-        run, protocol = self.run, self.protocol
-        if not run.training.scalers:
-            return protocol.leave_out("loss scale", "there is no scaler")
-        if not first.called("scale") and not first.called("scaler.step"):
-            return protocol.leave_out("loss scale", "the scaler that was passed is never used")
-        other = [scale / _RATIO if scale >= 16 else scale * _RATIO for scale in run.scales]
-        low = run.anew(scales=other)
-        if low.error is None and not low.finite and other[0] > run.scales[0]:
-            other = [scale / _RATIO for scale in run.scales]
-            low = run.anew(scales=other)
-        if low.error is not None or not low.finite:
-            return protocol.leave_out("loss scale", "the step did not run at another loss scale")
-        pair_large = None
-        if large is not None:
-            large_low = run.anew(Meddling(factor), other)
-            pair_large = (large, large_low) if large_low.error is None else None
-        protocol.judge("loss scale")
-        for number in run.optimizers:
-            owner = run.owners.get(number, 0)
-            pair = Pair(first, low, (run.scales[owner], other[owner]), tolerance, pair_large)
-            protocol.judge("", self._confirmed(about_scale(pair, number), pair, number, other), run.which(number))
-            if not carries_scale(pair, number):
-                self.unscaled.add(number)
-        return None
-
-    def _confirmed(self, found: Iterable[Finding], pair: Pair, number: int, other: Sequence[float]) -> list[Finding]:
-        """Run the two scales again with gradients that no clip touches: is it the clip, or are they divided twice?"""
-        named = list(found)
-        used = first_use(pair.high, number)
-        total = None if used is None else arrived(used, number)
-        if total is None or not total.norm or not any(one.name == "clipped-while-scaled" for one in named):
-            return named
-        meddling = Meddling(_TINY / total.norm)
-        tiny = Pair(self.run.anew(meddling), self.run.anew(meddling, other), pair.scales, 1.0)
-        if not divided_twice(tiny, number):
-            return named
-        cause = "the gradients are divided by the loss scale twice: by hand, and by the scaler"
-        return [replace(finding("unscaled-twice", cause), evidence=named[0].evidence)]
-
-    def _clipping(self, first: Update, large: Update | None, factor: float, *, scale_is_right: bool) -> None:
-        if large is None:
-            if self.max_norm is not None:
-                self.protocol.leave_out("clipping", "the step did not run with gradients far above max_norm")
-            return
-        training = self.run.training
-        if self.max_norm is not None:
-            rightly = about_clipping(first, large, factor, self.max_norm, training) if scale_is_right else ()
-            self.protocol.judge("clipping", rightly)
-        for number in self.run.optimizers:
-            self.protocol.judge("", about_early_clipping(first, large, factor, number), self.run.which(number))
-
-    def _without_scaler(self, first: Update) -> None:
-        """Judge fp16 autocast without a scaler: is the loss scaled by hand, or not at all?"""
-        if not in_fp16_unscaled(first, self.run.training):
-            return
-        shares = []
-        for number in self.run.optimizers:
-            used = first_use(first, number)
-            total = None if used is None else arrived(used, number)
-            if used is None or total is None or not total.norm:
-                return
-            shares.append(used.step.gradient.norm / total.norm)
-            if len(first.references) == first.calls:
-                wanted = sum(first.references[call][number].norm for call in by_calls(used, number))
-                if wanted and total.norm / wanted > 8:
-                    return self._say_by_hand(f"by about {total.norm / wanted:.3g}")
-        if not shares:
-            return
-        if max(shares) < 1 / 8 and self._is_divided(first):
-            return self._say_by_hand(f"and the gradients are divided by {1 / max(shares):.4g} before the step")
-        given = "the scaler that was passed is never used" if self.run.given else "no scaler is used, or a disabled one"
-        cause = f"the forward pass runs in fp16 and the loss is not scaled ({given}): gradients below 3e-8 become 0"
-        values = torch.cat([one.values for event in first.backwards for one in event.arrived.values()])
-        zeros = (values == 0).float().mean().item()
-        self.protocol.judge("", [finding("fp16-without-scaler", cause, gradients_that_are_exactly_0=f"{zeros:.1%}")])
-
-    def _say_by_hand(self, how: str) -> None:
-        self.scaled_by_hand = True
-        self.protocol.seen.append(f"The loss is scaled by hand, {how}.")
-
-    def _is_divided(self, first: Update) -> bool:
-        """Tell whether the gradients are divided before the step, and not cut: half the gradient, half the step."""
-        half = self.run.anew(Meddling(0.5))
-        for number in self.run.optimizers:
-            one, other = first_use(first, number), first_use(half, number)
-            if one is None or other is None or not near(other.step.gradient.norm / one.step.gradient.norm, 0.5, 0.05):
-                return False
-        return True

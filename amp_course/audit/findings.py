@@ -1,4 +1,4 @@
-"""What an audit gives back: faults with cause, evidence and cure; what was right, what was seen, what was not judged."""
+"""What an audit gives back: faults with cause, evidence and cure; what was right, what was observed, what was not judged."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class Audit:
     findings:     the faults, gravest first
     checked:      the names of the behaviours that were judged
     not_checked:  pairs of a behaviour and the reason why it was not judged
-    seen:         sentences on what is unusual and no fault
+    observations: sentences on what is unusual and no fault
     not_put_back: pairs of a name and what became of it: what the step changed and the audit could not put back
     """
 
     findings: tuple[Finding, ...]
     checked: tuple[str, ...]
     not_checked: tuple[tuple[str, str], ...] = ()
-    seen: tuple[str, ...] = ()
+    observations: tuple[str, ...] = ()
     not_put_back: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
@@ -107,7 +107,7 @@ class Audit:
         lines = [f"Audit: {self._head()}", *(f"  {one}".replace("\n", "\n  ") for one in self.findings)]
         if self.findings and self.right:
             lines.append(f"  right: {', '.join(self.right)}")
-        lines += [f"  seen: {one}" for one in self.seen]
+        lines += [f"  observed: {one}" for one in self.observations]
         lines += [f"  not judged: {name} ({why})" for name, why in self.not_checked]
         return "\n".join([*lines, *(f"  not put back: {name} {what}" for name, what in self.not_put_back)])
 
@@ -129,7 +129,7 @@ class Audit:
             head = "<p><b>– Not judged.</b></p>"
         return (
             head
-            + _details("Seen, and no fault", self.seen)
+            + _details("Observed, and no fault", self.observations)
             + _details("Not judged", [f"{name}: {why}" for name, why in self.not_checked])
             + _details("Not put back", [f"{name} {what}" for name, what in self.not_put_back])
         )
@@ -139,7 +139,7 @@ class Audit:
         return {
             "faults": [asdict(one) for one in self.findings],
             "right": {name: BEHAVIOURS.get(name, "") for name in self.right},
-            "seen": list(self.seen),
+            "observed": list(self.observations),
             "not judged": [{"behaviour": name, "because": why} for name, why in self.not_checked],
             "not put back": dict(self.not_put_back),
         }

@@ -16,7 +16,7 @@ from amp_course.audit.protocol import Protocol
 from amp_course.audit.record import Meddling, Update
 from amp_course.audit.reference import reference
 from amp_course.audit.rules.calls import Used, steps_of
-from amp_course.audit.rules.gradients import Compared, about_reference, arrived, as_masters, by_calls, first_use
+from amp_course.audit.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
 from amp_course.audit.runner import Runner
 from amp_course.checking.limit import TimeUp, within
 
@@ -68,7 +68,7 @@ class AgainstFp32:
         one = self._compared(first, used, number, exact)
         if not exact and len(one.parts) == 1:
             return
-        found = list(about_reference(one, self.tolerance or one.tolerance(self.least)))
+        found = list(check_reference(one, self.tolerance or one.tolerance(self.least)))
         if not self.run.sizes_are_clear:
             found = [f for f in found if f.name != "mean-of-means"]
         if any(f.name == "gradient-differs" for f in found):
@@ -201,26 +201,26 @@ class AgainstFp32:
         run.groups, run.window = [run.groups[0][: run.accumulate - 1]], 1
         try:
             run.restart()
-            seen = run.update(look_closely=True)
-            if seen.error is not None:
+            update = run.update(look_closely=True)
+            if update.error is not None:
                 return protocol.leave_out(
-                    "shorter last group", f"the step raised {type(seen.error).__name__}: {seen.error}"
+                    "shorter last group", f"the step raised {type(update.error).__name__}: {update.error}"
                 )
             for number in run.optimizers:
                 try:
-                    protocol.judge("shorter last group", self._about_short(seen, number))
+                    protocol.judge("shorter last group", self._check_short(update, number))
                 except Incomparable as reason:
                     protocol.leave_out("shorter last group", str(reason))
         finally:
             run.groups, run.window = kept
         return None
 
-    def _about_short(self, seen: Update, number: int) -> Iterator[Finding]:
-        used = first_use(seen, number)
+    def _check_short(self, update: Update, number: int) -> Iterator[Finding]:
+        used = first_use(update, number)
         if used is None:
             yield finding("last-group-mean", micro_batches=self.run.accumulate - 1, steps=0)
             return
-        one = self._compared(seen, used, number, len(seen.references) == seen.calls)
-        for found in about_reference(one, self.tolerance or one.tolerance(self.least)) if one.exact else ():
+        one = self._compared(update, used, number, len(update.references) == update.calls)
+        for found in check_reference(one, self.tolerance or one.tolerance(self.least)) if one.exact else ():
             if "factor" in found.evidence:  # its length, not its direction
                 yield finding("last-group-mean", micro_batches=len(one.parts), factor=found.evidence["factor"])

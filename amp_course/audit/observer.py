@@ -42,13 +42,13 @@ _COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their o
 class Observer:
     """A context: in `with Observer(training) as observer:` say `observer.next_call(n)` for each batch and run the step.
 
-    seen:       what happened, to be read afterwards
+    update:     what happened, to be read afterwards
     strangers: enabled scalers that were used and are not among the training's
     """
 
     def __init__(self, training: Training, meddling: Meddling | None = None, *, graphs: bool = False) -> None:
         self.training, self.meddling, self.graphs = training, meddling or Meddling(), graphs
-        self.seen = Update(training.scales())
+        self.update = Update(training.scales())
         self.call = 0
         self.strangers: list[torch.amp.GradScaler] = []
         self.paused = False  # what the audit itself computes is not written down
@@ -76,13 +76,13 @@ class Observer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        seen, training = self.seen, self.training
+        update, training = self.update, self.training
         self._stack.close()
-        seen.scales_after = training.scales()
-        seen.scalers_made = len(self._made)
+        update.scales_after = training.scales()
+        update.scalers_made = len(self._made)
         for slot, was in zip(training.slots, self._start, strict=True):
-            seen.changed.append(_moved(slot.parameters, was))
-            seen.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
+            update.changed.append(_moved(slot.parameters, was))
+            update.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         own = vars(owner).get(name, _MISSING)
@@ -90,7 +90,7 @@ class Observer:
         self._stack.callback(lambda: delattr(owner, name) if own is _MISSING else setattr(owner, name, own))
 
     def _note(self, event: Event) -> None:
-        self.seen.events.append(event)
+        self.update.events.append(event)
 
     # ---- backward passes ----
 
@@ -126,8 +126,10 @@ class Observer:
         )
         start = zip(self.training.slots, self._start, strict=True)
         event.moved = any(_moved(slot.parameters, was) for slot, was in start)
-        if self.graphs and not self.seen.modes:
-            self.seen.modes = {module: module.training for model in self.training.models for module in model.modules()}
+        if self.graphs and not self.update.modes:
+            self.update.modes = {
+                module: module.training for model in self.training.models for module in model.modules()
+            }
         self._note(event)
         return event
 
@@ -140,7 +142,7 @@ class Observer:
 
     @torch.no_grad()
     def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
-        number = sum(isinstance(one, Backward) for one in self.seen.events) - 1
+        number = sum(isinstance(one, Backward) for one in self.update.events) - 1
         for n, slot in enumerate(self.training.slots):
             new = [added(p.grad, was) for p, was in zip(slot.parameters, before[n], strict=True)]
             if all(one is None for one in new):
@@ -167,7 +169,7 @@ class Observer:
         def loss(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
             if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
-                self.seen.losses_outside.append((name, outputs.dtype))
+                self.update.losses_outside.append((name, outputs.dtype))
             return original(outputs, *args, **kwargs)
 
         return loss
@@ -265,7 +267,7 @@ class Observer:
 
     def next_call(self, number: int) -> None:
         """Say that the next micro-batch begins."""
-        self.call, self.seen.calls = number, number + 1
+        self.call, self.update.calls = number, number + 1
         self._stepping_now.clear()
         self._inside.clear()
 
@@ -293,7 +295,7 @@ class Observer:
             rest=math.hypot(*(self._held(n).norm for n in range(len(self.training.slots)) if n != number)),
         )
         if step.in_backward:
-            for event in reversed(self.seen.events):
+            for event in reversed(self.update.events):
                 if isinstance(event, Backward):
                     event.complete = False
                     break
@@ -301,15 +303,15 @@ class Observer:
             # SAM, Lookahead and their like step another optimizer over the same parameters, others their own base class's
             # step: the innermost one counts.
             for one in noted if self.number_of(outer) == number >= 0 else ():
-                if one in self.seen.events:
-                    self.seen.events.remove(one)
+                if one in self.update.events:
+                    self.update.events.remove(one)
         if self._stepping_now and self._stepping_now[-1][0] is optimizer:
             self._stepping_now[-1][1].append(step)
         self._merge(step)
 
     def _merge(self, step: Step) -> None:
         """Note a step, as part of the one just before it if that went over other parameters of the same optimizer."""
-        last = self.seen.events[-1] if self.seen.events else None
+        last = self.update.events[-1] if self.update.events else None
         if isinstance(last, Step) and last.number == step.number >= 0:
             here, there = step.gradient, last.gradient
             if any(here.present) and not any(a and b for a, b in zip(here.present, there.present, strict=True)):

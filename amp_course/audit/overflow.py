@@ -8,11 +8,11 @@ from collections.abc import Collection
 from amp_course.audit.findings import finding
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
 from amp_course.audit.record import Meddling, Update
-from amp_course.audit.rules.exceptions import about_error
+from amp_course.audit.rules.exceptions import check_error
 from amp_course.audit.rules.stress import (
-    about_growth,
-    about_skipping,
-    about_waiting,
+    check_growth,
+    check_skipping,
+    check_waiting,
     earlier_pass,
     leaky_check,
     poisoned_pass,
@@ -23,7 +23,7 @@ _USED_UP = "the optimizer uses each gradient up during `backward()`, so no inf c
 _ALONE = 4  # of more optimizers only all at once get an inf
 
 
-def about_overflow(
+def check_overflow(
     run: Runner, protocol: Protocol, first: Update, *, by_hand: bool, unscaled: Collection[int] = ()
 ) -> None:
     """Put an inf into the gradients of each optimizer in turn, and of all at once.
@@ -51,9 +51,9 @@ def about_overflow(
         protocol.judge("overflow")
         clean = run.following(until=numbers)
         for number in numbers:
-            protocol.judge("", about_skipping(poisoned, clean, first, number), run.which(number))
+            protocol.judge("", check_skipping(poisoned, clean, first, number), run.which(number))
         if len(numbers) == len(known) and not any(name.startswith("scheduler") for name in protocol.names):
-            protocol.judge("", about_waiting(poisoned, run.training))
+            protocol.judge("", check_waiting(poisoned, run.training))
         if clean.error is not None and not protocol.found:
             return _raised(run, protocol, [poisoned, clean])
         if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
@@ -62,18 +62,18 @@ def about_overflow(
         place = earlier_pass(first, number)
         if place is not None:
             poisoned = run.anew(Meddling(poison=frozenset([place])))
-            found = about_skipping(poisoned, poisoned, first, number)
+            found = check_skipping(poisoned, poisoned, first, number)
             protocol.judge("", [one for one in found if one.name == "overflow-not-skipped"])
     return None
 
 
 def _raised(run: Runner, protocol: Protocol, updates: list[Update]) -> None:
     """Tell what an inf made the step raise: a fault if torch says so; else it may be meant to."""
-    found = about_error(updates, run.training, run.accumulate)
+    found = check_error(updates, run.training, run.accumulate)
     if found.name != "step-raises":
         return protocol.judge("overflow", [found])
     cause = found.cause.removeprefix("the step raised ")
-    protocol.seen.append(
+    protocol.observations.append(
         f"With an inf in its gradients the step raises {cause}: training ends where the scaler would have skipped."
     )
     return protocol.leave_out("overflow", "the step raises at an inf")
@@ -95,7 +95,7 @@ def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
             protocol.judge("overflow")
 
 
-def about_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:
+def check_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:
     """Let the scale grow in the next update: schedulers that take that for a skip, gradients divided by the new scale."""
     if not run.training.scalers or not first.called("update") or protocol.found:
         return
@@ -106,4 +106,4 @@ def about_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady
             scaler.load_state_dict({**state, "_growth_tracker": int(state["growth_interval"]) - 1})
     grown = run.update()
     if grown.error is None:
-        protocol.judge("", about_growth(grown, first, run.training, steady=steady))
+        protocol.judge("", check_growth(grown, first, run.training, steady=steady))

@@ -1,4 +1,4 @@
-"""What an audit has found, judged, seen and not judged, as it goes on."""
+"""What an audit has found, judged, observed and not judged, as it goes on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Protocol:
     found: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=lambda: ["objects"])
     not_checked: dict[str, str] = field(default_factory=dict)
-    seen: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> set[str]:
@@ -46,7 +46,7 @@ class Protocol:
         return {one.name for one in self.found}
 
     def judge(self, behaviour: str, found: Iterable[Finding | str] = (), optimizer: int | None = None) -> None:
-        """Note that a behaviour was judged, and what was found; a string is something seen.
+        """Note that a behaviour was judged, and what was found; a string is an observation.
 
         behaviour: "" for none as a whole
         optimizer: the number of the one that it was found of, where there are several
@@ -57,8 +57,8 @@ class Protocol:
             if isinstance(one, Finding):
                 number = {} if optimizer is None else {"optimizer": optimizer}
                 self.found.append(replace(one, evidence={**number, **one.evidence}))
-            elif one not in self.seen:
-                self.seen.append(one)
+            elif one not in self.observations:
+                self.observations.append(one)
 
     def leave_out(self, behaviour: str, why: str) -> None:
         """Note why a behaviour was not judged; the first reason stays."""

@@ -123,7 +123,7 @@ class Runner:
         """
         groups = groups or self.groups
         observer = Observer(self.training, meddling, graphs=look_closely)
-        seen, number = observer.seen, 0
+        update, number = observer.update, 0
         with warnings.catch_warnings(), sandbox():
             warnings.simplefilter("ignore")  # the scheduler's warning about its order is judged, not shown
             with observer:
@@ -134,49 +134,49 @@ class Runner:
                             self._reference(observer, batch)
                         self._call(observer, number, batch, place == len(group) - 1)
                         number += 1
-                        if seen.error is not None or seen.left_open:
+                        if update.error is not None or update.left_open:
                             break
-                    if seen.error is not None or seen.left_open:
+                    if update.error is not None or update.left_open:
                         break
-                    if until and (all(seen.steps(i) for i in until) or not seen.finite):
+                    if until and (all(update.steps(i) for i in until) or not update.finite):
                         break
         self._strangers = observer.strangers
-        return seen
+        return update
 
     def _reference(self, observer: Observer, batch: Any) -> None:
-        seen = observer.seen
-        if self.training.loss is None or seen.reference_error:
+        update = observer.update
+        if self.training.loss is None or update.reference_error:
             return
         kept = Snapshot(
             self.training.models, {"the loss": self.training.loss}
         )  # what the loss moves is not the step's doing
         observer.paused = True
         try:
-            seen.references.append(within(self.seconds, lambda: reference(self.training, batch)))
+            update.references.append(within(self.seconds, lambda: reference(self.training, batch)))
         except TimeUp:
-            seen.reference_error = f"the fp32 `loss` did not finish within {self.seconds:g} seconds"
+            update.reference_error = f"the fp32 `loss` did not finish within {self.seconds:g} seconds"
         except BadLoss as error:
-            seen.reference_error = f"the fp32 `loss` {error}"
+            update.reference_error = f"the fp32 `loss` {error}"
         except BatchError as error:
-            seen.reference_error = f"the fp32 `loss` does not take what the step takes, after the model: {error}"
+            update.reference_error = f"the fp32 `loss` does not take what the step takes, after the model: {error}"
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            seen.reference_error = f"the fp32 `loss`, called as `loss(model, *batch)`, raised {said}"
+            update.reference_error = f"the fp32 `loss`, called as `loss(model, *batch)`, raised {said}"
         finally:
             observer.paused = False
             kept.restore()
 
     def _call(self, observer: Observer, number: int, batch: Any, last: bool) -> None:
-        seen, training = observer.seen, self.training
+        update, training = observer.update, self.training
         observer.next_call(number)
         before = torch.is_autocast_enabled(training.device_type)
         try:
             args, kwargs = arguments_for(training.train_step, cloned(batch), way=self._way, **self._hint(last))
-            seen.returned = type(within(self.seconds, lambda: training.train_step(*args, **kwargs))).__name__
+            update.returned = type(within(self.seconds, lambda: training.train_step(*args, **kwargs))).__name__
         except (Exception, SystemExit) as error:
-            seen.error = error
+            update.error = error
         finally:
-            seen.left_open |= torch.is_autocast_enabled(training.device_type) and not before
+            update.left_open |= torch.is_autocast_enabled(training.device_type) and not before
 
     def _hint(self, last: bool) -> dict[str, bool]:
         return {"last": last} if self.training.hint_last else {}
@@ -191,13 +191,13 @@ class Runner:
         while True:
             self.restart()
             modes = {module: module.training for model in self.training.models for module in model.modules()}
-            seen = self.update(look_closely=True, until=self.optimizers)
-            self.window = max(seen.calls // self.accumulate, 1)
-            if self._calls_otherwise(seen) or self._sets_modes(modes, seen.modes):
+            update = self.update(look_closely=True, until=self.optimizers)
+            self.window = max(update.calls // self.accumulate, 1)
+            if self._calls_otherwise(update) or self._sets_modes(modes, update.modes):
                 continue
             if self._adopts():
                 own = self.scales
-            elif seen.finite or seen.error is not None:
+            elif update.finite or update.error is not None:
                 break
             elif self.scales and min(self.scales) > _LOWEST:
                 self.scales = [scale / 2**4 for scale in self.scales]
@@ -206,14 +206,14 @@ class Runner:
                 self.groups, self.scales = [*self.groups[1:], self.groups[0]], own
             else:
                 break
-        self.owners = {call.number: call.scaler for call in seen.called("scaler.step") if call.scaler >= 0}
-        self.dtypes = {dtype for one in seen.backwards for dtype in one.graph.low}
-        return seen
+        self.owners = {call.number: call.scaler for call in update.called("scaler.step") if call.scaler >= 0}
+        self.dtypes = {dtype for one in update.backwards for dtype in one.graph.low}
+        return update
 
-    def _calls_otherwise(self, seen: Update) -> bool:
+    def _calls_otherwise(self, update: Update) -> bool:
         """Call the step with the batch as one argument from now on, if it takes that too and did nothing but raise."""
-        begun = any(not isinstance(event, Region) for event in seen.events)
-        if seen.error is None or begun or self._way:
+        begun = any(not isinstance(event, Region) for event in update.events)
+        if update.error is None or begun or self._way:
             return False
         if fitting_ways(self.training.train_step, self.groups[0][0], **self._hint(True)) < 2:
             return False

@@ -88,7 +88,7 @@ def test_a_scale_by_hand_is_measured_on_a_sample_too(monkeypatch: pytest.MonkeyP
         parts.optimizer.step()
 
     report = parts.audit(step, scaler=None)
-    assert report.names == () and any("scaled by hand" in one for one in report.seen), report
+    assert report.names == () and any("scaled by hand" in one for one in report.observations), report
 
 
 @pytest.mark.parametrize("factor", [1.001, 1.05, 2.0])

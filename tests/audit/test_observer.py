@@ -36,11 +36,11 @@ class Parts:
                 self.scaler.unscale_(self.optimizer)
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
-                if seen_steps := len(observer.seen.steps()):
+                if seen_steps := len(observer.update.steps()):
                     assert seen_steps == number + 1
                     self.scheduler.step()
                 self.optimizer.zero_grad()
-        return observer.seen
+        return observer.update
 
 
 def gradient(parts: Parts) -> Tensor:
@@ -107,7 +107,7 @@ def test_a_scaler_that_was_not_passed_is_a_stranger_and_a_disabled_one_is_not_se
         idle.scale(torch.ones(()))
         made = torch.amp.GradScaler("cpu")
         made.scale(torch.ones(()))
-    assert observer.strangers == [other] and observer.seen.scalers_made == 1
+    assert observer.strangers == [other] and observer.update.scalers_made == 1
 
 
 def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -> None:
@@ -124,9 +124,9 @@ def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -
 
     with Observer(training) as observer:
         optimizer.step(closure)
-    (step,) = observer.seen.steps()
+    (step,) = observer.update.steps()
     torch.testing.assert_close(step.gradient.values, torch.cat([one.flatten() for one in first]))
-    assert step.closure and len(observer.seen.backwards) > 1
+    assert step.closure and len(observer.update.backwards) > 1
 
 
 def test_gradients_are_followed_from_pass_to_step() -> None:
@@ -142,8 +142,8 @@ def test_gradients_are_followed_from_pass_to_step() -> None:
         parts.optimizer.zero_grad()
         parts.loss().backward()
         parts.optimizer.step()
-    first, second, third = steps_of(observer.seen.events, 0)
-    passes = observer.seen.backwards
+    first, second, third = steps_of(observer.update.events, 0)
+    passes = observer.update.backwards
     assert first.parts == passes[:2] and not first.stale
     assert second.parts == passes[:4] and second.stale == passes[:2]  # nobody cleared
     assert third.parts == passes[5:] and third.cleared == [passes[4]]

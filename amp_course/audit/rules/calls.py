@@ -47,7 +47,7 @@ def steps_of(events: Sequence[Event], number: int) -> list[Used]:
     return used
 
 
-def about_passes(update: Update, training: Training) -> Iterator[Finding]:
+def check_passes(update: Update, training: Training) -> Iterator[Finding]:
     """Look at `backward()` and the autocast region."""
     if update.left_open:
         yield finding("autocast-left-open")
@@ -61,7 +61,7 @@ def about_passes(update: Update, training: Training) -> Iterator[Finding]:
         yield finding("no-backward", backward_passes=0)
 
 
-def about_precision(update: Update, second: Update | None, training: Training) -> Iterator[Finding]:
+def check_precision(update: Update, second: Update | None, training: Training) -> Iterator[Finding]:
     """Look at what runs in 16 bits, and whether a scaler that lasts goes with it."""
     regions = [one for one in update.of(Region) if one.device == training.device_type]
     on = [one for one in regions if one.enabled]
@@ -95,7 +95,7 @@ def in_fp16_unscaled(update: Update, training: Training) -> bool:
     return any(one.dtype == torch.float16 for one in on) and bool(halves) and not update.called("scale")
 
 
-def about_steps(updates: Sequence[Update], training: Training, accumulate: int) -> Iterator[Finding]:
+def check_steps(updates: Sequence[Update], training: Training, accumulate: int) -> Iterator[Finding]:
     """Look for steps that used gradients twice, or came in every micro-batch."""
     events = [event for update in updates for event in update.events]
     for number in range(len(training.optimizers)):
@@ -147,7 +147,7 @@ def never_stepped(update: Update, training: Training, groups: int) -> Iterator[F
         yield finding("optimizer-not-stepped", optimizer=steps.index(0), updates=groups, steps=str(steps))
 
 
-def about_updates(
+def check_updates(
     updates: Sequence[Update], training: Training, accumulate: int, *, cleared: bool = True
 ) -> Iterator[Finding]:
     """Look for one update of the scaler after the steps, and one unscaling after the backward passes.
@@ -197,7 +197,7 @@ def _misplaced_update(updates: Sequence[Call], used: Used, training: Training, a
     return finding("update-before-step", updates_before_the_step=len(updates))
 
 
-def about_schedule(updates: Sequence[Update], training: Training, accumulate: int) -> Iterator[Finding]:
+def check_schedule(updates: Sequence[Update], training: Training, accumulate: int) -> Iterator[Finding]:
     """Look for one move of each scheduler for each step of its optimizer, after it."""
     calls = sum(update.calls for update in updates)
     for number, scheduler in enumerate(training.schedulers):
@@ -226,7 +226,7 @@ def _moved_first(update: Update, scheduler: int, owner: int) -> bool:
     return bool(order) and isinstance(order[0], Call) and any(isinstance(event, Step) for event in order)
 
 
-def about_clearing(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
+def check_clearing(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
     """Look for gradients that were used twice, or thrown away before a step; for steps that changed nothing."""
     events = [event for update in updates for event in update.events]
     for number in range(len(training.optimizers)):

@@ -11,10 +11,9 @@ from amp_course.audit.rules.calls import frozen_optimizer, steps_of
 from amp_course.checking.explain import short, where
 
 
-def about_error(updates: Sequence[Update], training: Training, accumulate: int) -> Finding:
+def check_error(updates: Sequence[Update], training: Training, accumulate: int) -> Finding:
     """Turn the exception that ended the last of some updates into a finding; the calls before it tell what it means."""
-    seen = updates[-1]
-    error = seen.error
+    error = updates[-1].error
     assert error is not None
     message = " ".join(str(error).split())
     said = short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 200)
@@ -41,7 +40,7 @@ def about_error(updates: Sequence[Update], training: Training, accumulate: int) 
     if "No inf checks were recorded prior to update" in message:
         return _update_alone(events, calls, accumulate, said)
     if "No inf checks were recorded" in message:
-        return _without_gradients(events, training, last, said)
+        return _step_of_nothing(events, training, last, said)
     if "_scale is None" in message:
         passes = [event for event in events if isinstance(event, Backward) and event.arrived]
         return finding("loss-not-scaled" if passes else "no-backward", torch_says=said)
@@ -108,7 +107,7 @@ def _update_alone(events: Sequence[object], calls: Sequence[Call], accumulate: i
     return finding("never-stepped", torch_says=said)
 
 
-def _without_gradients(events: Sequence[object], training: Training, last: Call | None, said: str) -> Finding:
+def _step_of_nothing(events: Sequence[object], training: Training, last: Call | None, said: str) -> Finding:
     """`scaler.step` found no gradient of its optimizer."""
     if last is not None and last.number < 0:
         return finding("foreign-optimizer", torch_says=said)

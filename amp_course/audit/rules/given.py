@@ -12,7 +12,7 @@ from amp_course.audit.findings import Finding, finding
 from amp_course.audit.record import Training, Update
 
 
-def about_given(training: Training, groups: Sequence[Any], accumulate: int) -> Iterable[Finding]:
+def check_given(training: Training, groups: Sequence[Any], accumulate: int) -> Iterable[Finding]:
     """Look at the objects before the step runs."""
     if accumulate < 1:
         yield finding("accumulate-below-one", accumulate=accumulate)
@@ -33,7 +33,7 @@ def about_given(training: Training, groups: Sequence[Any], accumulate: int) -> I
         yield finding("weights-not-finite", numbers_that_are_inf_or_NaN=spoilt)
 
 
-def about_strangers(
+def check_strangers(
     update: Update, training: Training, given: Sequence[torch.amp.GradScaler], is_run: Callable[[], bool]
 ) -> Iterator[Finding]:
     """Look whether the step used the model, the optimizers and the scaler that were passed.
@@ -51,7 +51,7 @@ def about_strangers(
     if not own and (others or strange) and len(update.steps()) == len([one for one in update.steps() if one.other]):
         yield finding("foreign-optimizer", the_one_that_steps=", ".join(sorted(others | strange)))
         return
-    yield from _about_masters(update, training)
+    yield from _check_masters(update, training)
     models = training.model_parameters
     shared = any(id(p) in models for n in optimizers for p in training.slots[n].parameters)
     if not shared:
@@ -68,7 +68,7 @@ def about_strangers(
         yield finding("foreign-scaler", scalers_in_use=len(used))
 
 
-def _about_masters(update: Update, training: Training) -> Iterator[Finding]:
+def _check_masters(update: Update, training: Training) -> Iterator[Finding]:
     """Look at parameters that are in an optimizer and not in the model, beside those of the model that no optimizer holds."""
     rest = len(training.optimizers)
     own = training.model_parameters

@@ -33,16 +33,16 @@ def first_use(update: Update, number: int) -> Used | None:
 def arrived(used: Used, number: int) -> Gradient | None:
     """Return what the backward passes of a step have added up to, or None if not all of it can be seen."""
     parts = [one.arrived.get(number) for one in used.parts]
-    seen = [one for one in parts if one is not None]
-    if not seen or len(seen) < len(parts) or not all(one.complete for one in used.parts):
+    arrivals = [one for one in parts if one is not None]
+    if not arrivals or len(arrivals) < len(parts) or not all(one.complete for one in used.parts):
         return None
-    total = torch.stack([one.values for one in seen]).sum(0)
-    present = tuple(any(flags) for flags in zip(*(one.present for one in seen), strict=True))
+    total = torch.stack([one.values for one in arrivals]).sum(0)
+    present = tuple(any(flags) for flags in zip(*(one.present for one in arrivals), strict=True))
     stepped = used.step.gradient
     for place, here, there in zip(stepped.layout.slices, present, stepped.present, strict=True):
         if there and not here and bool(stepped.values[place].any()):
             return None  # set by the step itself, as those of fp32 masters are
-    return Gradient(seen[0].layout, total, present)
+    return Gradient(arrivals[0].layout, total, present)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Pair:
     large: tuple[Update, Update] | None = None
 
 
-def about_scale(pair: Pair, number: int) -> Iterator[Finding]:
+def check_scale(pair: Pair, number: int) -> Iterator[Finding]:
     """Compare the gradients of one optimizer at two loss scales: what arrives grows with the scale, what is used does not.
 
     Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller ones, whether that is so.
@@ -183,7 +183,7 @@ def _weighed(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return torch.stack([part * (n / total) for part, n in zip(parts, sizes, strict=True)]).sum(0)
 
 
-def about_reference(one: Compared, tolerance: float) -> Iterator[Finding]:
+def check_reference(one: Compared, tolerance: float) -> Iterator[Finding]:
     """Find the weights with which micro-batches enter the gradient: they ought to add up to 1, each by its examples.
 
     Weights by other counts, of tokens for one, are as right; without a loss only a lost micro-batch can be told.

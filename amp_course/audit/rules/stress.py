@@ -31,10 +31,10 @@ def limits_of(plain: Update, large: Update, factor: float, number: int) -> str:
     return "whole" if turned < 0.05 else "parts"
 
 
-def about_clipping(
+def check_clipping(
     plain: Update, large: Update, factor: float, max_norm: float, training: Training
 ) -> Iterator[Finding | str]:
-    """Look at an update whose gradients were made a thousand times as large as max_norm; a string is a thing seen, no fault."""
+    """Look at an update whose gradients were made a thousand times as large as max_norm; a string is an observation, no fault."""
     firsts = {n: first_use(large, n) for n in range(len(training.optimizers))}
     steps = {n: one.step for n, one in firsts.items() if one is not None}
     if not steps:
@@ -98,7 +98,7 @@ def _group_norms(optimizer: torch.optim.Optimizer, gradient: Gradient) -> Iterat
             yield torch.stack(norms).norm().item()
 
 
-def about_early_clipping(plain: Update, large: Update, factor: float, number: int) -> Iterator[Finding]:
+def check_early_clipping(plain: Update, large: Update, factor: float, number: int) -> Iterator[Finding]:
     """Look whether the gradients of one micro-batch are cut before the next one's are added."""
     small, big = first_use(plain, number), first_use(large, number)
     if small is None or big is None or len(big.parts) < 2 or len(small.parts) != len(big.parts):
@@ -125,7 +125,7 @@ def about_early_clipping(plain: Update, large: Update, factor: float, number: in
             return
 
 
-def about_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Iterator[Finding]:
+def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Iterator[Finding]:
     """Look at an update with an inf in the gradients of one optimizer, at the one after it, and at one without an inf."""
     bad = [one for one in poisoned.steps(number) if not one.gradient.finite]
     if poisoned.error is None and bad and poisoned.spoilt[number]:
@@ -147,7 +147,7 @@ def about_skipping(poisoned: Update, clean: Update, plain: Update, number: int) 
             yield finding("kept-after-skip", steps_after_the_skip=0)
 
 
-def about_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
+def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
     """Look whether the schedulers wait in an update that every optimizer skips."""
     for number in range(len(training.schedulers)):
         moves = len(poisoned.called("scheduler", number))
@@ -155,7 +155,7 @@ def about_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
             yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)
 
 
-def about_growth(grown: Update, plain: Update, training: Training, *, steady: bool) -> Iterator[Finding]:
+def check_growth(grown: Update, plain: Update, training: Training, *, steady: bool) -> Iterator[Finding]:
     """Look whether schedulers and gradients are in an update that makes the scale grow what they are in one that does not."""
     if not grown.steps() or not any(a > b for a, b in zip(grown.scales_after, grown.scales, strict=True)):
         return
