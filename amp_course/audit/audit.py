@@ -53,7 +53,7 @@ def audit(
     model:      one or a list: all whose weights the step changes. `optimizer`, `scheduler` and `scaler` likewise.
     batches:    tuples, dicts or single objects, at least one update's worth (fewer are used again). Each call gets a copy; of an
                 iterator no more are taken than are needed.
-    scheduler:  only one that moves once an update
+    scheduler:  only one that moves once per update
     loss:       your plain fp32 loss `loss(model, *batch)`, a mean over the examples, penalties included; it may return a tuple of
                 losses, or be a list with one for each optimizer. Without it the gradient is not compared with fp32, nor a sum
                 told from a mean.

@@ -13,10 +13,10 @@ BEHAVIOURS: dict[str, str] = {
     "backward": "runs, outside autocast",
     "autocast": "covers the forward pass and the loss, and ends with the step",
     "steps": "one for each set of gradients",
-    "updates": "`scaler.update()` once an update, after the steps",
+    "updates": "`scaler.update()` once per update, after the steps",
     "scheduler": "moves with the optimizer",
     "clearing": "each update begins with empty gradients",
-    "clipping": "of the true gradients, once an update",
+    "clipping": "of the true gradients, once per update",
     "loss scale": "another scale, the same gradient",
     "accumulation": "every micro-batch counts",
     "gradient": "that of the fp32 loss, but for rounding",
@@ -31,7 +31,7 @@ class Fault:
     """A fault: the behaviour it belongs to, cause and cure as sentences, where it is taught ("07.3": chapter 07, section 3).
 
     code:   the cure as a line of code, if one does it
-    spoils: other behaviours that cannot be called right beside it
+    spoils: other behaviours that cannot be called right when this fault is there
     """
 
     behaviour: str
@@ -65,7 +65,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "two-devices": Fault(
         "objects",
-        "the parameters lie on devices of more than one kind, so an operation may mix devices",
+        "the parameters are on devices of more than one kind, so an operation may mix devices",
         "Move the whole model before you make the optimizer",
         "06.9",
         "model.to(device)",
@@ -122,7 +122,7 @@ FAULTS: dict[str, Fault] = {
     "no-backward": Fault(
         "backward",
         "`backward()` never ran, so there are no gradients to step with",
-        "Call `backward()` on the scaled loss for every batch (without a scaler on the loss)",
+        "Call `backward()` on the scaled loss for every batch (without a scaler: on the loss itself)",
         "06.1",
         "scaler.scale(loss).backward()",
     ),
@@ -152,7 +152,7 @@ FAULTS: dict[str, Fault] = {
     "never-stepped": Fault(
         "steps",
         "the optimizer took no step although every gradient is finite",
-        "Step once an update (without a scaler by `optimizer.step()`)",
+        "Step once per update (without a scaler: `optimizer.step()`)",
         "06.1",
         "scaler.step(optimizer)",
     ),
@@ -228,7 +228,7 @@ FAULTS: dict[str, Fault] = {
     "depends-on-scale": Fault(
         "loss scale",
         "another loss scale gives another gradient: a part of the loss was computed from scaled gradients, as a gradient "
-        "penalty is when nobody divides by the scale first, or the gradients are divided by something else than the scale",
+        "penalty is when nobody divides by the scale first, or the gradients are divided by something other than the scale",
         "Divide by `scaler.get_scale()` what `torch.autograd.grad` returns for a scaled loss, and leave the rest to the scaler",
         "07.5",
         "gradients = [g / scaler.get_scale() for g in scaled_gradients]",
@@ -238,7 +238,7 @@ FAULTS: dict[str, Fault] = {
         "updates",
         "`scaler.unscale_` ran before the last micro-batch: what comes after is added still scaled, and torch raises "
         "“unscale_() has already been called”",
-        "Unscale once an update, after the last `backward()`",
+        "Unscale once per update, after the last `backward()`",
         "07.4",
         "scaler.unscale_(optimizer)  # after the last backward()",
         spoils=("loss scale", "clipping", "gradient"),
@@ -246,14 +246,14 @@ FAULTS: dict[str, Fault] = {
     "never-cleared": Fault(
         "clearing",
         "the gradients of the previous update were not cleared, so the new ones are added to them",
-        "Clear them once an update",
+        "Clear them once per update",
         "06.1",
         "optimizer.zero_grad()",
     ),
     "cleared-every-micro-batch": Fault(
         "clearing",
         "only the last micro-batch is left in the gradient: the others were cleared before the step",
-        "Clear the gradients once an update, after the step",
+        "Clear the gradients once per update, after the step",
         "07.4",
         "optimizer.zero_grad()  # after scaler.step(optimizer)",
     ),
@@ -281,9 +281,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "clipped-every-micro-batch": Fault(
         "clipping",
-        "micro-batches were clipped one by one: their sum is not the clipped gradient of the big batch, and its direction is "
-        "another",
-        "Clip once an update, after the last `backward()` and after unscaling",
+        "micro-batches were clipped one by one: their sum is not the clipped gradient of the big batch, and points in "
+        "a different direction",
+        "Clip once per update, after the last `backward()` and after unscaling",
         "07.4",
     ),
     "gradient-differs": Fault(
@@ -309,7 +309,7 @@ FAULTS: dict[str, Fault] = {
     "clipped-wrong": Fault(
         "clipping",
         "the norm after clipping is not max_norm",
-        "Clip once an update, by the norm over all parameters of the optimizer",
+        "Clip once per update, by the norm over all parameters of the optimizer",
         "07.3",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
     ),
@@ -331,7 +331,7 @@ FAULTS: dict[str, Fault] = {
     "update-missing": Fault(
         "updates",
         "`scaler.update()` never ran: the scale cannot move, and the scaler takes the next update for the same one",
-        "Update the scaler once an update, after every `scaler.step`",
+        "Update the scaler once per update, after every `scaler.step`",
         "06.3",
         "scaler.update()",
         spoils=("overflow",),
@@ -357,7 +357,7 @@ FAULTS: dict[str, Fault] = {
         "updates",
         "`scaler.update()` ran in every micro-batch: the scale may change inside a group, and gradients of two scales "
         "are added up",
-        "Update the scaler once an update, after `scaler.step`",
+        "Update the scaler once per update, after `scaler.step`",
         "07.4",
         "scaler.update()  # after scaler.step",
         spoils=("loss scale", "gradient"),
@@ -425,7 +425,7 @@ FAULTS: dict[str, Fault] = {
     "scheduler-never-moved": Fault(
         "scheduler",
         "the scheduler did not move",
-        "Move it once an update (do not pass one that moves once an epoch)",
+        "Move it once per update (do not pass one that moves once per epoch)",
         "07.7",
         "scheduler.step()",
     ),
@@ -438,14 +438,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "scheduler-every-micro-batch": Fault(
         "scheduler",
-        "the scheduler moved in every micro-batch and not once an update: the schedule ends too early",
+        "the scheduler moved in every micro-batch and not once per update: the schedule ends too early",
         "Move it only where the optimizer steps",
         "07.7",
     ),
     "scheduler-moved-twice": Fault(
         "scheduler",
         "the scheduler moved more than once for a step of its optimizer",
-        "Move it once an update",
+        "Move it once per update",
         "07.7",
         "scheduler.step()",
     ),

@@ -13,7 +13,7 @@ from amp_course.kit.markup import inline_html
 
 Evidence = dict[str, float | int | str]
 
-# A fault in what makes the gradient leaves nothing to praise in the gradient itself.
+# With a fault in how the gradient is made, the gradient itself cannot be called right.
 _MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
 _IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
 
@@ -25,7 +25,7 @@ class Finding:
     code:      the cure as a line of code, or ""
     section:   where the course teaches it, "07.3" for chapter 07, section 3
     behaviour: what it is a fault of
-    spoils:    other behaviours that cannot be called right beside it
+    spoils:    other behaviours that cannot be called right when this fault is there
     """
 
     name: str

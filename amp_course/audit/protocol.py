@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from amp_course.audit.findings import Finding
 
-# What these say is enough: what else would be found is the same fault again.
+# After one of these nothing else is judged: it would be the same fault under another name.
 STEPS_WRONG = {"stepped-twice", "stepped-every-micro-batch", "cleared-before-step"}
 UPDATES_WRONG = {
     "update-every-micro-batch",
