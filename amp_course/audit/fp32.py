@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.audit.compare import along, mixture, near
+from amp_course.audit.compare import CLOSE, along, mixture, near
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.protocol import Protocol
 from amp_course.audit.record import Meddling, Update
@@ -138,7 +138,12 @@ class AgainstFp32:
         twins = self.run.training.twins(number)
         if not exact or update.calls > 1 or twins is None or max(twins, default=-1) < 0 or len(update.backwards) > 1:
             raise Incomparable("the step sets gradients itself")
-        return Compared(used.step.gradient.values, [as_masters(update.references[0], number, twins)], [1], True)
+        values, wanted = used.step.gradient.values, as_masters(update.references[0], number, twins)
+        factor, _ = along(values, wanted)
+        if 0 < factor < 1 - CLOSE:  # cut by a clip, or by a mistake? Half of what is left is too short for that clip
+            small = first_use(self.run.anew(Meddling(factor / 2)), number)
+            values = values if small is None else small.step.gradient.values / (factor / 2)
+        return Compared(values, [wanted], [1], True)
 
     def _unlimited(self, used: Used, number: int) -> Tensor:
         """Return the gradient at the step, without the cut of a clip if there is one."""

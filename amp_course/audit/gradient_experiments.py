@@ -17,6 +17,7 @@ from amp_course.audit.rules.calls import in_fp16_unscaled
 from amp_course.audit.rules.gradients import (
     Pair,
     arrived,
+    arrived_for_masters,
     by_calls,
     carries_scale,
     check_scale,
@@ -87,15 +88,23 @@ class GradientExperiments:
         """Run the update with gradients far above any limit, if the scale or a norm is to be judged; return their factor too."""
         if not self.run.training.scalers and self.max_norm is None:
             return None, 1.0
-        uses = {n: arrived(one, n) for n in self.run.optimizers if (one := first_use(first, n)) is not None}
-        totals = {n: total for n, total in uses.items() if total is not None and total.norm}
-        if not totals:
+        norms, largest = [], 0.0
+        for number in self.run.optimizers:
+            used = first_use(first, number)
+            total = None if used is None else arrived(used, number)
+            values = None if total is None else total.values
+            if used is not None and total is None:
+                values = arrived_for_masters(first, self.run.training, number)
+            if used is None or values is None or not bool(values.any()):
+                continue
+            norms.append(used.step.gradient.norm if total is None else total.norm / self.run.scale_of(number))
+            largest = max(largest, float(values.abs().max()))
+        if not norms:
             return None, 1.0
-        norms = [total.norm / self.run.scale_of(n) for n, total in totals.items()]
         factor = max(_FAR * self.max_norm if self.max_norm else _TALL, _FAR * max(norms)) / min(norms)
         if any(p.dtype == torch.float16 for slot in self.run.training.slots for p in slot.parameters):
-            factor = min(factor, 2.0**14 / max(float(total.values.abs().max()) for total in totals.values()))
-        if factor < 30:
+            factor = min(factor, 2.0**14 / largest)
+        if factor < (4 if self.max_norm else 30):
             return None, 1.0
         large = self.run.anew(Meddling(factor))
         return (large if large.error is None else None), factor
@@ -143,7 +152,7 @@ class GradientExperiments:
     def _clipping(self, first: Update, large: Update | None, factor: float, *, scale_is_right: bool) -> None:
         if large is None:
             if self.max_norm is not None:
-                self.protocol.leave_out("clipping", "the step did not run with gradients far above max_norm")
+                self.protocol.leave_out("clipping", "gradients could not be brought far above max_norm")
             return
         training = self.run.training
         if self.max_norm is not None:

@@ -667,6 +667,46 @@ def masters_never_copied_back() -> Made:
     return trainer.train_step, given(trainer.model, trainer.optimizer)
 
 
+@case("masters", "not-clipped")
+def masters_whose_models_gradients_are_clipped() -> Made:
+    """The half gradients are clipped after they were copied: the masters step with the unclipped ones."""
+
+    class Fp16Trainer(Masters):
+        def train_step(self, x, y):
+            self.backward(x, y)
+            for master, p in zip(self.masters, self.model.parameters(), strict=True):
+                master.grad = p.grad.float() / self.scale
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            if all(master.grad.isfinite().all() for master in self.masters):
+                self.optimizer.step()
+                with torch.no_grad():
+                    torch._foreach_copy_(list(self.model.parameters()), self.masters)
+
+    trainer = Fp16Trainer(lr=0.1)
+    return trainer.train_step, given(trainer.model, trainer.optimizer, max_norm=1.0)
+
+
+@case("masters", "clipped-wrong", "clipped-while-scaled")
+def masters_clipped_before_the_division() -> Made:
+    """The masters' gradients are clipped with the loss scale in them, then divided: they come out 1024 times too short."""
+
+    class Fp16Trainer(Masters):
+        def train_step(self, x, y):
+            self.backward(x, y)
+            for master, p in zip(self.masters, self.model.parameters(), strict=True):
+                master.grad = p.grad.float()
+            torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+            if all(master.grad.isfinite().all() for master in self.masters):
+                for master in self.masters:
+                    master.grad /= self.scale
+                self.optimizer.step()
+                with torch.no_grad():
+                    torch._foreach_copy_(list(self.model.parameters()), self.masters)
+
+    trainer = Fp16Trainer(lr=0.1)
+    return trainer.train_step, given(trainer.model, trainer.optimizer, max_norm=1.0)
+
+
 @case("masters", "still-scaled", "wrong-factor", "gradient-differs")
 def master_gradients_not_divided() -> Made:
     """The gradients are copied to the masters with the loss scale in them: the rate is 1024 times what was chosen."""

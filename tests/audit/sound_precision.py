@@ -93,6 +93,31 @@ def masters_main_grad() -> Made:
     return step, dict(batches=classes(), accumulate=2, **parts)
 
 
+@case(
+    "bf16 weights, fp32 masters that are clipped in every update",
+    "masters",
+    "The norm is always above max_norm: the gradient at the step is shorter than the loss's, on purpose.",
+)
+def masters_clipped() -> Made:
+    model = mlp().bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=5e-3)
+
+    def step(x: Tensor, y: Tensor) -> float:
+        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
+        loss.backward()
+        for master, p in zip(masters, model.parameters(), strict=True):
+            master.grad, p.grad = p.grad.float(), None
+        nn.utils.clip_grad_norm_(masters, 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            torch._foreach_copy_(list(model.parameters()), masters)
+        return loss.item()
+
+    return step, dict(model=model, optimizer=optimizer, batches=classes(), loss=any_dtype)
+
+
 class FP16Optimizer:
     """fairseq's: flat fp32 masters, a dynamic scale of its own, gradients divided by it as late as can be."""
 

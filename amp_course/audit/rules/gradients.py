@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amp_course.audit.compare import CLOSE, along, mixture, near
 from amp_course.audit.findings import Evidence, Finding, finding
-from amp_course.audit.record import Gradient, Update
+from amp_course.audit.record import Gradient, Training, Update
 from amp_course.audit.rules.calls import Used, steps_of
 
 
@@ -230,6 +230,20 @@ def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int])
     for place, twin in zip(own.layout.slices, twins, strict=True):
         if twin >= 0:
             values[place] = rest.values[rest.layout.slices[twin]]
+    return values
+
+
+def arrived_for_masters(update: Update, training: Training, number: int) -> Tensor | None:
+    """Return what arrived at the model's parameters for which an optimizer holds fp32 masters; None if it holds none."""
+    twins, last = training.twins(number), len(training.optimizers)
+    passes = [one.arrived[last] for one in update.backwards if last in one.arrived]
+    if twins is None or max(twins, default=-1) < 0 or not passes:
+        return None
+    slot = training.slots[number]
+    values = passes[0].values.new_zeros(slot.size)
+    for place, twin in zip(slot.slices, twins, strict=True):
+        if twin >= 0:
+            values[place] = torch.stack([one.values[one.layout.slices[twin]] for one in passes]).sum(0)
     return values
 
 

@@ -11,23 +11,24 @@ from amp_course.audit.compare import CLOSE, along, near
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.record import Gradient, Step, Training, Update
 from amp_course.audit.rules.calls import Used, steps_of
-from amp_course.audit.rules.gradients import arrived, first_use
+from amp_course.audit.rules.gradients import arrived, arrived_for_masters, first_use
 
 _NORMS = (1.0, 2.0, 3.0, math.inf)
 
 
-def limits_of(plain: Update, large: Update, factor: float, number: int) -> str:
+def limits_of(plain: Update, large: Update, factor: float, number: int, training: Training) -> str:
     """Say how the gradients of an optimizer are limited when they grow by a factor: "no", "whole" (as a norm is), or "parts"."""
     small, big = first_use(plain, number), first_use(large, number)
     if small is None or big is None:
         return "no"
     total = arrived(big, number)
-    if total is None:
+    values = arrived_for_masters(large, training, number) if total is None else total.values
+    if values is None:
         return "no"
     grown, distance = along(big.step.gradient.values, small.step.gradient.values)
     if distance < 0.05 and near(grown, factor, 0.05):
         return "no"
-    _, turned = along(big.step.gradient.values, total.values)
+    _, turned = along(big.step.gradient.values, values)
     return "whole" if turned < 0.05 else "parts"
 
 
@@ -42,7 +43,7 @@ def check_clipping(
     fits = _fits_some_clip(steps, max_norm, training)
     worst = max(one.gradient.norm for one in steps.values())
     evidence = {"norm_at_the_step": worst, "max_norm": max_norm}
-    kinds = {n: limits_of(plain, large, factor, n) for n in steps}
+    kinds = {n: limits_of(plain, large, factor, n, training) for n in steps}
     free = {n: _free(firsts[n], first_use(plain, n), factor, max_norm) for n in steps}
     if kinds and not fits and any(kinds[n] == "parts" and free[n] for n in steps):
         yield finding("not-clipped", **evidence, parameters_that_are_not_clipped=sum(map(len, free.values())))
