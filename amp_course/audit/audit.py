@@ -87,7 +87,7 @@ def audit(
     if "batches" in snapshot.lost:
         snapshot.lost["batches"] = f"is an iterator, and {read} batches were taken from it"
     return Audit(
-        ordered(protocol.found),
+        ordered(protocol.found, len(training.optimizers)),
         tuple(behaviour for behaviour in BEHAVIOURS if behaviour in protocol.checked),
         tuple(protocol.not_checked.items()),
         tuple(protocol.observations),

@@ -178,13 +178,18 @@ def _number(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Keep the first finding of each name, in order of harm; it names all optimizers that it was found of."""
+def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...]:
+    """Keep the first finding of each name, in order of harm; it names all optimizers it was found for, if there are several."""
     first: dict[str, Finding] = {}
     for one in found:
         known = first.setdefault(one.name, one)
         numbers = [str(each.evidence.get("optimizer", "")) for each in (known, one)]
         if all(numbers) and numbers[1] not in numbers[0].split(" and "):
             first[one.name] = replace(known, evidence={**known.evidence, "optimizer": " and ".join(numbers)})
+    if optimizers == 1:
+        first = {
+            name: replace(one, evidence={key: value for key, value in one.evidence.items() if key != "optimizer"})
+            for name, one in first.items()
+        }
     rank = {name: place for place, name in enumerate(FAULTS)}
     return tuple(sorted(first.values(), key=lambda one: rank[one.name]))

@@ -21,6 +21,10 @@ from amp_course.audit.runner import Runner
 from amp_course.checking.limit import TimeUp, within
 
 _SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
+_IF_IT_ENDED_EARLY = (
+    "A group that ended early would not be divided by its own number of micro-batches. The batches that you passed make whole "
+    "groups, so with them that does not happen."
+)
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -58,7 +62,7 @@ class AgainstFp32:
                 protocol.leave_out("gradient", str(reason))
         if self.run.accumulate > 1 and not self.ragged:
             protocol.leave_out("shorter last group", "the batches make whole groups")
-        elif self.run.accumulate > 1 and exact and len(protocol.found) == known:
+        if self.run.accumulate > 1 and exact and len(protocol.found) == known:
             self._last_group()
 
     def _judge(self, first: Update, number: int, exact: bool) -> None:
@@ -213,7 +217,11 @@ class AgainstFp32:
                 )
             for number in run.optimizers:
                 try:
-                    protocol.judge("shorter last group", self._check_short(update, number))
+                    found = list(self._check_short(update, number))
+                    if self.ragged:
+                        protocol.judge("shorter last group", found)
+                    elif found:
+                        protocol.judge("", [_IF_IT_ENDED_EARLY])
                 except Incomparable as reason:
                     protocol.leave_out("shorter last group", str(reason))
         finally:

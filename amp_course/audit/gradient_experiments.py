@@ -90,13 +90,10 @@ class GradientExperiments:
             return None, 1.0
         norms, largest = [], 0.0
         for number in self.run.optimizers:
-            used = first_use(first, number)
-            total = None if used is None else arrived(used, number)
-            values = None if total is None else total.values
-            if used is not None and total is None:
-                values = arrived_for_masters(first, self.run.training, number)
+            used, values = first_use(first, number), self._arrivals(first, number)
             if used is None or values is None or not bool(values.any()):
                 continue
+            total = arrived(used, number)
             norms.append(used.step.gradient.norm if total is None else total.norm / self.run.scale_of(number))
             largest = max(largest, float(values.abs().max()))
         if not norms:
@@ -156,10 +153,45 @@ class GradientExperiments:
             return
         training = self.run.training
         if self.max_norm is not None:
-            rightly = check_clipping(first, large, factor, self.max_norm, training) if scale_is_right else ()
-            self.protocol.judge("clipping", rightly)
+            found = list(check_clipping(first, large, factor, self.max_norm, training)) if scale_is_right else []
+            wrong = any(isinstance(one, Finding) and one.name == "clipped-wrong" for one in found)
+            early = self._clipped_while_scaled_by_hand(large) if wrong else None
+            self.protocol.judge("clipping", found if early is None else [early])
         for number in self.run.optimizers:
             self.protocol.judge("", check_early_clipping(first, large, factor, number), self.run.which(number))
+
+    def _clipped_while_scaled_by_hand(self, large: Update) -> Finding | None:
+        """Learn from short gradients, which no clip touches, what a step divides by: is the norm before that max_norm?"""
+        assert self.max_norm is not None
+        for number in self.run.optimizers if not self.run.training.scalers else ():
+            cut, total = first_use(large, number), self._arrivals(large, number)
+            if cut is None or total is None:
+                continue
+            length = 0.5 * self.max_norm
+            whole = first_use(self.run.anew(Meddling(length / float(total.norm()))), number)
+            if whole is None:
+                continue
+            scale = length / whole.step.gradient.norm
+            if scale > 2 and near(cut.step.gradient.norm * scale, self.max_norm):
+                evidence = {"norm_at_the_step": cut.step.gradient.norm, "max_norm": self.max_norm, "loss_scale": scale}
+                cause = (
+                    "the gradients were clipped before they were divided by the loss scale: their norm comes out that much too "
+                    "small"
+                )
+                return replace(
+                    finding("clipped-while-scaled", cause, **evidence),
+                    cure="Divide by the loss scale before you clip",
+                    code="",
+                )
+        return None
+
+    def _arrivals(self, update: Update, number: int) -> torch.Tensor | None:
+        """Return what arrived for an optimizer's first step, at its parameters or those that its masters stand for."""
+        used = first_use(update, number)
+        if used is None:
+            return None
+        total = arrived(used, number)
+        return arrived_for_masters(update, self.run.training, number) if total is None else total.values
 
     def _without_scaler(self, first: Update) -> None:
         """Judge fp16 autocast without a scaler: is the loss scaled by hand, or not at all?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,14 +24,33 @@ _LOSSES = {
     "HuberLoss": "huber_loss",
     "SoftMarginLoss": "soft_margin_loss",
 }
+# Ops of hand-written losses that autocast runs in float32 on a GPU (the same page).
+_FP32_OPS = {
+    "Sum": "sum",
+    "Mean": "mean",
+    "Prod": "prod",
+    "Pow": "pow",
+    "Exp": "exp",
+    "Log": "log",
+    "LogSoftmax": "log_softmax",
+    "Softmax": "softmax",
+    "LinalgVectorNorm": "norm",
+    "Norm": "norm",
+}
+_MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
 _MOST = 200_000  # nodes
 
 
-def look_at(roots: Iterable[Tensor]) -> Graph:
-    """Walk the graphs of losses that are about to be differentiated."""
+def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
+    """Walk the graphs of losses that are about to be differentiated.
+
+    region_end: the sequence number of the first node after the last autocast region, if that has ended
+    """
     low: set[torch.dtype] = set()
     losses: list[tuple[str, torch.dtype]] = []
+    late: list[tuple[str, torch.dtype]] = []
     casts = opaque = False
+    matmuls = 0
     for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
         name = node.name()
         dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
@@ -41,8 +61,16 @@ def look_at(roots: Iterable[Tensor]) -> Graph:
             casts = True
         if here and plain in _LOSSES:
             losses.append((_LOSSES[plain], here[0]))
+        if here and plain in _FP32_OPS and node._sequence_nr() >= region_end:
+            late.append((_FP32_OPS[plain], here[0]))
+        matmuls += plain in _MATMULS and torch.float32 in dtypes
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
-    return Graph(frozenset(low), casts, tuple(losses), opaque)
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls)
+
+
+def next_node() -> int:
+    """Return the sequence number that the next node of this thread's graphs will have."""
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def _nodes(roots: list[Any]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from amp_course.audit.graphs import LOW_DTYPES, look_at
+from amp_course.audit.graphs import LOW_DTYPES, look_at, next_node
 from amp_course.audit.meddling import added, enlarge, poison
 from amp_course.audit.record import (
     Backward,
@@ -56,6 +56,7 @@ class Observer:
         self._inside: list[tuple[str, Any]] = []  # scaler methods that are running
         self._stepping_now: list[tuple[Any, list[Step]]] = []  # optimizers inside their step, with what was noted of it
         self._backward_depth = 0
+        self._region_end = math.inf  # the sequence number of the next node at the end of the last autocast region
         self._stack = ExitStack()
         self._slot_of = {id(p): n for n, slot in enumerate(training.slots) for p in slot.parameters}
 
@@ -63,6 +64,7 @@ class Observer:
         self._start = [[p.detach().clone() for p in slot.parameters] for slot in self.training.slots]
         self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
         self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
+        self._replace(torch.autocast, "__exit__", self._watched_end(torch.autocast.__exit__))
         for name in _COMPOSITE_LOSSES if self.graphs else ():
             self._replace(nn.functional, name, self._watched_loss(name, getattr(nn.functional, name)))
         for kind in {one for s in self.training.scalers for one in type(s).__mro__} | {torch.amp.GradScaler}:
@@ -120,7 +122,7 @@ class Observer:
             in_autocast=torch.is_autocast_enabled(self.training.device_type),
             dtype=roots[0].dtype if roots else None,
             value=float(roots[0].detach()) if roots and roots[0].numel() == 1 else float("nan"),
-            graph=look_at(roots) if self.graphs else Graph(),
+            graph=look_at(roots, self._region_end) if self.graphs else Graph(),
             before=[self._held(n) for n in range(len(self.training.slots))],
             wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in self.training.slots],
         )
@@ -159,10 +161,21 @@ class Observer:
         @functools.wraps(original)
         def enter(region: Any) -> Any:
             if not self.paused:
+                self._region_end = math.inf
                 self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype))
             return original(region)
 
         return enter
+
+    def _watched_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def leave(region: Any, *args: Any) -> Any:
+            result = original(region, *args)
+            if not self.paused and not torch.is_autocast_enabled(self.training.device_type):
+                self._region_end = next_node()
+            return result
+
+        return leave
 
     def _watched_loss(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

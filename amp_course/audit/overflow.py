@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import torch
+
 from amp_course.audit.findings import finding
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
 from amp_course.audit.record import Meddling, Update
 from amp_course.audit.rules.exceptions import check_error
 from amp_course.audit.rules.stress import (
     check_growth,
+    check_kept,
     check_skipping,
     check_waiting,
     earlier_pass,
@@ -89,10 +92,27 @@ def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
         outcomes = [run.anew(Meddling(poison=frozenset([place]), bad=bad, last=last)) for bad, last in ways]
         if leaky_check(outcomes, number):
             protocol.judge("overflow", [finding("overflow-not-skipped", optimizer=number)])
-        elif all(one.steps(number) for one in outcomes):
-            protocol.judge("", ["The loss is scaled by hand, and an update with inf in its gradients is not skipped."])
+        elif not all(one.steps(number) for one in outcomes):
+            poisoned = run.anew(Meddling(poison=frozenset([place])))
+            protocol.judge("overflow", check_kept(poisoned, run.following(until=(number,)), number))
+        elif _skips_a_loss_that_is_not_finite(run, number):
+            cause = (
+                "the step is skipped if the loss is inf or NaN, but taken with inf in the gradients, which can overflow while "
+                "the loss is finite"
+            )
+            protocol.judge("overflow", [finding("overflow-not-skipped", cause, optimizer=number)])
         else:
-            protocol.judge("overflow")
+            protocol.judge("", ["The loss is scaled by hand, and an update with inf in its gradients is not skipped."])
+
+
+def _skips_a_loss_that_is_not_finite(run: Runner, number: int) -> bool:
+    run.restart()
+    with torch.no_grad():
+        for p in run.training.model_parameters.values():
+            if p.is_floating_point():
+                p.fill_(math.nan)
+    update = run.update()
+    return update.error is None and not update.steps(number)
 
 
 def check_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:

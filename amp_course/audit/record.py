@@ -114,8 +114,10 @@ class Graph:
 
     low: frozenset[torch.dtype] = frozenset()  # the 16-bit dtypes met
     casts: bool = False  # some op cast to 16 bits, as autocast does
-    loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
     opaque: bool = False  # compiled or hand-written functions
+    loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
+    late_ops: tuple[tuple[str, torch.dtype], ...] = ()  # sums and the like that ran in 16 bits after the last region
+    fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
 
 
 @dataclass(eq=False)

@@ -465,6 +465,67 @@ def autocast_made_and_not_entered() -> Made:
     return trainer.train_step, trainer.given()
 
 
+@case("function", "no-autocast")
+def only_the_loss_in_the_region() -> Made:
+    """The forward pass stands before the region, and the loss in it is an fp32 op: nothing runs in 16 bits."""
+    model, optimizer, scaler = parts()
+
+    def train_step(x, y):
+        optimizer.zero_grad()
+        prediction = model(x)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.smooth_l1_loss(prediction, y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return train_step, given(model, optimizer, scaler)
+
+
+@case("function", "no-autocast")
+def model_that_switches_autocast_off() -> Made:
+    """bf16, no scaler: a region inside the model switches autocast off, as it once had to, and everything runs in fp32."""
+
+    class Fp32(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x.float())
+
+    torch.manual_seed(0)
+    model = Fp32(*net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def train_step(x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train_step, given(model, optimizer)
+
+
+@case("function", "loss-outside-autocast")
+def dice_loss_of_half_probabilities() -> Made:
+    """The sums of a hand-written loss run in fp16 after the region: 11 bits, and inf at the size of a real image."""
+    model, optimizer, scaler = parts()
+
+    def dice_loss(logits, mask):
+        p, mask = torch.sigmoid(logits), mask.to(logits.dtype)
+        return (1 - (2 * (p * mask).sum(1) + 1) / (p.sum(1) + mask.sum(1) + 1)).mean()
+
+    def train_step(x, y):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = model(x)
+        loss = dice_loss(logits, (y > 0).float())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return train_step, given(model, optimizer, scaler)
+
+
 @case("function", "loss-outside-autocast")
 def cross_entropy_after_the_region() -> Made:
     """The loss is taken from fp16 logits outside the region, where nothing raises it to fp32."""
@@ -686,7 +747,7 @@ def masters_whose_models_gradients_are_clipped() -> Made:
     return trainer.train_step, given(trainer.model, trainer.optimizer, max_norm=1.0)
 
 
-@case("masters", "clipped-wrong", "clipped-while-scaled")
+@case("masters", "clipped-while-scaled")
 def masters_clipped_before_the_division() -> Made:
     """The masters' gradients are clipped with the loss scale in them, then divided: they come out 1024 times too short."""
 

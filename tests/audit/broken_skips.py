@@ -123,6 +123,48 @@ def hand_check_of_one_gradient() -> Made:
     return train_step, given(model, optimizer, loss=mse_of_dict, batches=dicts())
 
 
+@case("hand scaling", "overflow-not-skipped")
+def hand_check_of_the_loss() -> Made:
+    """The loss is looked at and the gradients are not: they overflow while the loss, not yet scaled, is finite."""
+    model, optimizer, _ = parts()
+    state = {"scale": 2.0**10}
+
+    def train_step(x, y):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.mse_loss(model(x), y)
+        if not loss.isfinite():
+            state["scale"] /= 2
+            return
+        (loss * state["scale"]).backward()
+        for p in model.parameters():
+            p.grad.div_(state["scale"])
+        optimizer.step()
+
+    return train_step, given(model, optimizer)
+
+
+@case("hand scaling", "kept-after-skip")
+def hand_check_that_returns_before_clearing() -> Made:
+    """An overflow halves the scale and returns, past the line that clears: the next gradients are added to the inf."""
+    model, optimizer, _ = parts()
+    state = {"scale": 2.0**10}
+
+    def train_step(x, y):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.mse_loss(model(x), y)
+        (loss * state["scale"]).backward()
+        if not all(p.grad.isfinite().all() for p in model.parameters()):
+            state["scale"] /= 2
+            return
+        for p in model.parameters():
+            p.grad.div_(state["scale"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train_step, given(model, optimizer, loss=mse)
+
+
 @case("two optimizers", "overflow-not-skipped")
 def second_optimizer_stepped_without_a_check() -> Made:
     """The scaler steps the Adam half; the other is unscaled by hand and stepped whatever its gradients hold."""

@@ -187,6 +187,59 @@ def static_scale() -> Made:
     return step, dict(model=model, optimizer=optimizer, batches=classes(), loss=plain)
 
 
+@case("own dynamic scale that looks at the loss and at the gradients", "own scale", "Either is reason enough to skip.")
+def looks_at_both() -> Made:
+    model, state = mlp(), {"scale": 2.0**12}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor, y: Tensor) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        if not math.isfinite(loss.item()):
+            return loss.item()
+        (loss * state["scale"]).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm() / state["scale"]
+        if not norm.isfinite():
+            state["scale"] /= 2
+            return loss.item()
+        for p in model.parameters():
+            p.grad /= state["scale"]  # type: ignore[operator]
+        optimizer.step()
+        return loss.item()
+
+    return step, dict(model=model, optimizer=optimizer, batches=classes(), loss=plain)
+
+
+@case(
+    "hand-written loss outside the region, from logits in fp32",
+    "function",
+    "Outside the region, and still in fp32: `.float()` comes first; what runs in 16 bits before that is the model's.",
+)
+def focal_loss_in_fp32() -> Made:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+
+    def focal(logits: Tensor, y: Tensor) -> Tensor:
+        p = logits.softmax(1).gather(1, y[:, None]).squeeze(1)
+        return (-((1 - p) ** 2) * p.log()).mean()
+
+    def step(x: Tensor, y: Tensor) -> float:
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = model(x)
+        loss = focal(logits.float(), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return step, dict(
+        model=model, optimizer=optimizer, scaler=scaler, batches=classes(), loss=lambda model, x, y: focal(model(x), y)
+    )
+
+
 @case(
     "Apex style: with scale_loss(loss, optimizer) as scaled_loss",
     "own scale",

@@ -91,6 +91,28 @@ def test_a_scale_by_hand_is_measured_on_a_sample_too(monkeypatch: pytest.MonkeyP
     assert report.names == () and any("scaled by hand" in one for one in report.observations), report
 
 
+@pytest.mark.parametrize("own_mean", [True, False])
+def test_whole_groups_prove_nothing_of_a_short_one(own_mean: bool) -> None:
+    parts, losses = Parts(), []
+
+    def step(x: Tensor, y: Tensor, last: bool = False) -> None:
+        losses.append(1)
+        parts.scaler.scale(parts.forward(x, y) / 2).backward()
+        if last:
+            if own_mean:
+                for p in parts.model.parameters():
+                    p.grad *= 2 / len(losses)
+            parts.scaler.step(parts.optimizer)
+            parts.scaler.update()
+            parts.optimizer.zero_grad()
+            losses.clear()
+
+    whole = parts.audit(step, accumulate=2, loss=plain)
+    assert whole.names == () and any("ended early" in one for one in whole.observations) is not own_mean, whole
+    short = parts.audit(step, accumulate=2, loss=plain, batches=parts.batches[:3])
+    assert short.names == (() if own_mean else ("last-group-mean",)), short
+
+
 @pytest.mark.parametrize("factor", [1.001, 1.05, 2.0])
 def test_a_scale_that_grows_by_little_is_no_other_gradient(factor: float) -> None:
     assert Parts(growth_factor=factor).audit(loss=plain).names == ()

@@ -73,9 +73,25 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     if on and outside:
         name, dtype = outside[0]
         yield finding("loss-outside-autocast", loss_function=name, ran_in=dtype)
+    late = [op for one in passes for op in one.graph.late_ops if one.graph.casts]
+    if on and late and not outside:
+        name, dtype = late[0][0], str(late[0][1])[6:]
+        cause = (
+            f"a part of the loss (`{name}`) was computed in {dtype} after the region had ended; inside it, autocast on a GPU "
+            "runs that in fp32"
+        )
+        yield finding("loss-outside-autocast", cause, such_operations=len(late))
     if second is not None and second.scalers_made and second.called("scale"):
         yield finding("scaler-inside-step", scalers_made_in_two_updates=update.scalers_made + second.scalers_made)
-    if update.called("scale") and not on and not any(one.graph.low or one.graph.opaque for one in passes):
+    in_fp32 = not any(one.graph.low or one.graph.opaque for one in passes)
+    matmuls = sum(one.graph.fp32_matmuls for one in passes)
+    if on and in_fp32 and matmuls:
+        cause = (
+            "an autocast region was entered, and nothing in it runs in 16 bits: the layers of the model run outside of it, or in "
+            "an inner region that switches autocast off"
+        )
+        yield finding("no-autocast", cause, matrix_products_and_convolutions_in_fp32=matmuls)
+    if update.called("scale") and not on and in_fp32:
         elsewhere = {one.device for one in update.of(Region) if one.enabled}
         evidence = {"regions_entered": len(regions), "backward_passes": len(passes)}
         if elsewhere:

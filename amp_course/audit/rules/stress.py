@@ -142,10 +142,8 @@ def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) 
     lowered = any(now < was for now, was in zip(clean.scales_after, poisoned.scales, strict=True))
     if plain.called("update") and not poisoned.called("update") and not (lowered and clean.error is None):
         yield finding("no-update-after-skip", scale_before=poisoned.scales[0], scale_after=clean.scales_after[0])
-    elif clean.error is None and not clean.steps(number):
-        kept = [one for one in clean.backwards if not one.before[number].finite]
-        if kept:
-            yield finding("kept-after-skip", steps_after_the_skip=0)
+    else:
+        yield from check_kept(poisoned, clean, number)
 
 
 def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
@@ -183,6 +181,14 @@ def check_growth(grown: Update, plain: Update, training: Training, *, steady: bo
             yield finding(
                 "depends-on-scale", cause, optimizer=number, gradient_when_the_scale_grows=f"{factor:.3g} times"
             )
+
+
+def check_kept(poisoned: Update, clean: Update, number: int) -> Iterator[Finding]:
+    """Look whether a loop that skips an update with inf in its gradients keeps them for the next one."""
+    if clean.error is not None or poisoned.steps(number) or clean.steps(number):
+        return
+    if any(not one.before[number].finite for one in clean.backwards):
+        yield finding("kept-after-skip", steps_after_the_skip=0)
 
 
 def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
