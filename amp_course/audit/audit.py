@@ -7,6 +7,7 @@ No source text is read. The experiments are in `experiments`, `gradient_experime
 
 from __future__ import annotations
 
+import contextvars
 import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
@@ -63,7 +64,8 @@ def audit(
 
     Everything that the step can reach is put back: weights, buffers, gradients, optimizer, scaler and scheduler, hooks,
     attributes, closures, random states and torch's settings. What could not be put back, such as an iterator that was moved on,
-    is named in the report. What the step prints, plots or writes to files is printed, plotted and written a dozen times.
+    is named in the report. What the step prints, plots or writes to files and databases is printed, plotted and written a dozen
+    times; what C code keeps to itself, such as a lock's or a hash object's state, is neither put back nor noticed.
 
     Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time that is not above 0.
     Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names → ("clipped-while-scaled",)
@@ -76,7 +78,8 @@ def audit(
             held["batches"] = batches
         snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], held)
         try:
-            protocol, read = _judged(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
+            context = contextvars.copy_context()  # what the step sets in it ends with it
+            protocol, read = context.run(_judged, training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
         finally:
             snapshot.restore()
     for one in several(scaler):

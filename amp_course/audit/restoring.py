@@ -1,20 +1,17 @@
-"""How single things are put back: a dict's content, hooks, globals, slots, random generators, counters, iterators."""
+"""How single things are put back: a tensor, an array, a dict's content, hooks, globals, an object's attributes and slots."""
 
 from __future__ import annotations
 
-import ast
 import collections
-import functools
-import io
-import itertools
-import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from amp_course.audit.iterators import counter_at, counter_position
 
 MISSING = object()
 
@@ -79,23 +76,99 @@ def globals_putter(where: dict[str, Any], names: Iterable[str]) -> Put:
     return put
 
 
-def slot_putter(one: Any, name: str, value: Any) -> Put:
-    """Return what gives a slot of an object its value back."""
+def object_putter(one: Any, attributes: dict[str, Any] | None) -> Put:
+    """Return what gives an object its class, its attributes and its slots back."""
+    kind, put_attributes = type(one), None if attributes is None else dict_putter(attributes)
+    slots = [(slot, slot_value(slot, one)) for slot in slots_of(kind)]
 
     def put() -> None:
-        if getattr(one, name, MISSING) is not value:
-            delattr(one, name) if value is MISSING else setattr(one, name, value)
+        if type(one) is not kind:
+            object.__setattr__(one, "__class__", kind)
+        if attributes is not None and one.__dict__ is not attributes:
+            object.__setattr__(one, "__dict__", attributes)
+        if put_attributes is not None:
+            put_attributes()
+        for slot, value in slots:
+            if slot_value(slot, one) is not value:
+                slot.__delete__(one) if value is MISSING else slot.__set__(one, value)
 
     return put
 
 
-def slots_of(kind: type) -> Iterator[str]:
-    """The names of a class's slots, inherited ones included."""
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__") and isinstance(vars(base).get(name), types.MemberDescriptorType):
-                yield name
+def slots_of(kind: type) -> list[Any]:
+    """The slots of a class, inherited ones included: descriptors, which know private names and ask no `__setattr__`."""
+    return [
+        value
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for value in vars(base).values()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
+def slot_value(slot: Any, one: Any) -> Any:
+    """Return what a slot of an object holds, `MISSING` for nothing."""
+    try:
+        return slot.__get__(one)
+    except AttributeError:
+        return MISSING
+
+
+def tensor_putter(one: Tensor) -> Put:
+    """Return what gives a tensor its numbers and its memory back."""
+    alias = one.data
+    # Of an expanded tensor each number of its memory is written once.
+    for dim, stride in enumerate(alias.stride() if alias.layout == torch.strided else ()):
+        if stride == 0 and alias.shape[dim] > 1:
+            alias = alias.narrow(dim, 0, 1)
+    whole, value = one.data, alias.detach().clone()
+
+    def put() -> None:
+        now = one.data
+        if (
+            now.dtype != whole.dtype
+            or now.shape != whole.shape
+            or now.layout != whole.layout
+            or (
+                whole.layout == torch.strided and (now.data_ptr() != whole.data_ptr() or now.stride() != whole.stride())
+            )
+        ):
+            one.data = whole
+        if not same_numbers(alias, value):
+            alias.copy_(value)
+
+    return put
+
+
+def array_putter(one: np.ndarray[Any, Any]) -> Put:
+    """Return what gives an array its numbers, its shape and its flag back."""
+    value, shape, writeable = one.copy(), one.shape, one.flags.writeable
+
+    def put() -> None:
+        if one.shape != shape:
+            one.shape = shape
+        if writeable and not one.flags.writeable:
+            one.flags.writeable = True
+        if writeable:
+            np.copyto(one, value)
+
+    return put
+
+
+def leaf_putter(one: Tensor) -> Put:
+    """Return what gives a leaf its flag, its gradient and its hooks back."""
+    flag, grad = one.requires_grad, one.grad
+    hooks = [hooks_putter(one, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+
+    def put() -> None:
+        if one.requires_grad != flag:
+            one.requires_grad_(flag)
+        if one.grad is not grad:
+            one.grad = grad
+        for put_hooks in hooks:
+            put_hooks()
+
+    return put
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -122,82 +195,6 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
         return torch.equal(one, other)
     except (RuntimeError, NotImplementedError):
         return False
-
-
-def generator_putter(one: Any) -> Callable[[Any], None] | None:
-    """Return what puts a random generator back, or None for another object."""
-    if isinstance(one, torch.Generator):
-        torchs = one.get_state()
-        return lambda generator: generator.set_state(torchs)
-    if isinstance(one, random.Random):
-        pythons = one.getstate()
-        return lambda generator: generator.setstate(pythons)
-    if isinstance(one, np.random.Generator):
-        numpys = one.bit_generator.state
-        return lambda generator: setattr(generator.bit_generator, "state", numpys)
-    if isinstance(one, np.random.RandomState):
-        legacy = one.get_state()
-        return lambda generator: generator.set_state(legacy)
-    return None
-
-
-def without_counters(one: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items of a dict but for its counters, which `_contents` puts back."""
-    return [(key, value) for key, value in dict.items(one) if counter_position(value) is None]
-
-
-def counter_position(one: Any) -> str | None:
-    """Return where a counter stands, None for anything else: "count(3)"."""
-    return repr(one) if type(one) is itertools.count else None
-
-
-def counter_at(one: Any, position: str | None) -> Any:
-    """Return a counter that stands where this one stood: it cannot be set back, but its owner can be given another."""
-    if position is None or repr(one) == position:
-        return one
-    return itertools.count(*ast.literal_eval(position.removeprefix("count").replace(")", ",)")))
-
-
-def index_of(one: Any) -> int | None:
-    """Return the place of an iterator that can be set back: one over a list, a tuple or a range, that has not ended."""
-    if not isinstance(one, (type(iter([])), type(iter(())), type(iter(range(0))))):
-        return None
-    reduced = one.__reduce__()
-    return reduced[2] if len(reduced) > 2 and isinstance(reduced[2], int) else None
-
-
-def position_of(one: Any) -> Any:
-    """Say where an iterator or a file stands, as far as can be seen without moving it."""
-    try:
-        if isinstance(one, functools._lru_cache_wrapper):
-            return one.cache_info()
-        if isinstance(one, enumerate):
-            return one.__reduce__()[1][1]
-        if isinstance(one, io.IOBase):
-            return None if one.closed else (one.tell() if one.seekable() else None)
-        if isinstance(one, types.GeneratorType):
-            return one.gi_frame.f_lasti if one.gi_frame is not None else "ended", _locals(one)
-        hint = one.__length_hint__() if hasattr(one, "__length_hint__") else None
-        yielded = getattr(one, "_num_yielded", None)
-        return hint, yielded, repr(one) if type(one).__module__ == "itertools" else None
-    except Exception:
-        return None
-
-
-def _locals(generator: types.GeneratorType[Any, Any, Any]) -> Any:
-    frame = generator.gi_frame
-    plain = (int, float, str, bool, type(None))
-    return None if frame is None else {k: v if isinstance(v, plain) else id(v) for k, v in frame.f_locals.items()}
-
-
-def reseed(generator: Any, seed: int) -> None:
-    """Give a random generator another state."""
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, (random.Random, np.random.RandomState)):
-        generator.seed(seed)
-    else:
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
 
 
 def checksum(one: np.ndarray[Any, Any]) -> bytes:

@@ -8,39 +8,48 @@ from __future__ import annotations
 
 import array
 import collections
+import contextvars
 import functools
 import gc
 import io
-import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.restoring import (
-    MISSING,
-    checksum,
-    counter_at,
-    counter_position,
-    dict_putter,
+from amp_course.audit.code_objects import (
+    Parts,
+    follow_callable,
+    follow_cell,
+    follow_class,
+    follow_function,
+    follow_module,
+)
+from amp_course.audit.iterators import (
+    forget_counters,
     generator_putter,
-    globals_putter,
-    hooks_putter,
     index_of,
-    is_filled,
-    names_in,
     position_of,
     reseed,
-    same_numbers,
-    slot_putter,
-    slots_of,
+    text_putter,
     without_counters,
 )
-from amp_course.checking.explain import is_readers
+from amp_course.audit.restoring import (
+    MISSING,
+    array_putter,
+    checksum,
+    dict_putter,
+    leaf_putter,
+    object_putter,
+    slot_value,
+    slots_of,
+    tensor_putter,
+)
 from amp_course.kit.random_state import random_state, set_random_state
 
 _MOST_OBJECTS = 200_000
@@ -58,9 +67,6 @@ _LEFT_ALONE = (
 )  # fmt: skip
 
 
-Put = Callable[[], None]
-
-
 class Snapshot:
     """The state of a training at one moment; `restore()` brings it back, in place, as often as you like.
 
@@ -71,7 +77,7 @@ class Snapshot:
 
     def __init__(self, own: Iterable[Any], held: dict[str, Any]) -> None:
         self.lost: dict[str, str] = {}
-        self._parts: list[tuple[str, Put]] = []
+        self._parts: Parts = []
         self._met: dict[int, Any] = {}
         self._generators: list[Any] = []
         self._bytes_left: float = float("inf")
@@ -93,6 +99,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back."""
+        forget_counters()
         with torch.no_grad():
             for name, put in self._parts:
                 try:
@@ -140,20 +147,26 @@ class Snapshot:
         elif isinstance(one, (tuple, frozenset)):
             yield from ((f"{path}[{n}]", item) for n, item in enumerate(one))
         elif isinstance(one, types.FunctionType):
-            yield from self._function(path, one)
+            yield from follow_function(self._parts, path, one)
         elif isinstance(one, (types.MethodType, functools.partial)):
-            yield from self._callable(path, one)
+            yield from follow_callable(self._parts, path, one)
         elif isinstance(one, (types.BuiltinFunctionType, types.MethodWrapperType)):
             yield path, one.__self__  # `losses.append` holds the list
         elif isinstance(one, types.ModuleType):
-            yield from self._module(path, one)
+            yield from follow_module(self._parts, path, one)
         elif isinstance(one, types.CellType):
-            yield from self._cell(path, one)
+            yield from follow_cell(self._parts, path, one)
         elif (state := generator_putter(one)) is not None:
             self._generators.append(one)
             self._parts.append((path, lambda: state(one)))
         elif isinstance(one, type):
-            yield from self._class(path, one)
+            yield from follow_class(self._parts, path, one)
+        elif isinstance(one, (io.StringIO, io.BytesIO)):
+            self._parts.append((path, text_putter(one)))
+        elif isinstance(one, threading.local):
+            yield from self._dict(path, vars(one))
+        elif isinstance(one, contextvars.ContextVar):
+            yield path, one.get(None)  # what it is set to ends with the context that the audit runs in
         elif isinstance(one, (io.IOBase, functools._lru_cache_wrapper)) or hasattr(type(one), "__next__"):
             yield from self._watch(path, one)
         else:
@@ -164,49 +177,24 @@ class Snapshot:
     def _tensor(self, path: str, one: Tensor) -> Iterator[tuple[str, Any]]:
         size = one.numel() * one.element_size() if one.layout == torch.strided else 0
         yield from ((f"{path}.{key}", value) for key, value in vars(one).items())
+        if one._base is not None:
+            yield path, one._base
+        if one.is_leaf and one.grad is not None:
+            yield f"{path}.grad", one.grad
         self._parts.append((path, dict_putter(vars(one))))
-        if one.is_leaf:
-            flag, grad = one.requires_grad, one.grad
-            hooks = [hooks_putter(one, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-            if grad is not None:
-                yield f"{path}.grad", grad
-
-            def put_leaf() -> None:
-                if one.requires_grad != flag:
-                    one.requires_grad_(flag)
-                if one.grad is not grad:
-                    one.grad = grad
-                for put in hooks:
-                    put()
-
         if one.device.type == "meta" or size > self._bytes_left:
             version = one._version
 
-            def put_value() -> None:
+            def look() -> None:
                 if one._version != version:
                     self.lost[path] = "is a large tensor that the step changed in place"
+
+            self._parts.append((path, look))
         else:
             self._bytes_left -= size
-            alias, value = one.data, one.detach().clone()
-
-            def put_value() -> None:
-                now = one.data
-                if (
-                    now.dtype != alias.dtype
-                    or now.shape != alias.shape
-                    or now.layout != alias.layout
-                    or (
-                        alias.layout == torch.strided
-                        and (now.data_ptr() != alias.data_ptr() or now.stride() != alias.stride())
-                    )
-                ):
-                    one.data = alias
-                if not same_numbers(alias, value):
-                    alias.copy_(value)
-
-        self._parts.append((path, put_value))
+            self._parts.append((path, tensor_putter(one)))
         if one.is_leaf:
-            self._parts.append((path, put_leaf))
+            self._parts.append((path, leaf_putter(one)))
 
     def _array(self, path: str, one: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
         if one.nbytes > self._bytes_left:
@@ -218,11 +206,8 @@ class Snapshot:
 
             self._parts.append((path, look))
             return
-        if not one.flags.writeable:
-            return
         self._bytes_left -= one.nbytes
-        value = one.copy()
-        self._parts.append((path, lambda: np.copyto(one, value)))
+        self._parts.append((path, array_putter(one)))
         if one.dtype == object:
             yield from ((path, item) for item in one.flat)
 
@@ -250,83 +235,7 @@ class Snapshot:
         self._parts.append((path, put))
         yield from ((f"{path}[{n}]", item) for n, item in enumerate(content))
 
-    # ---- functions ----
-
-    def _function(self, path: str, one: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        defaults, keywords, code = one.__defaults__, one.__kwdefaults__, one.__code__
-        kept = dict(keywords) if keywords is not None else None
-
-        def put() -> None:
-            if one.__defaults__ is not defaults:
-                one.__defaults__ = defaults
-            if one.__kwdefaults__ != kept:
-                one.__kwdefaults__ = kept
-            if one.__code__ is not code:
-                one.__code__ = code
-
-        self._parts.append((path, put))
-        self._parts.append((path, dict_putter(vars(one))))
-        yield from ((f"{path}.{key}", value) for key, value in vars(one).items())
-        yield from ((path, value) for value in (*(defaults or ()), *(kept or {}).values()))
-        yield from zip(code.co_freevars, one.__closure__ or (), strict=True)
-        if is_readers(code.co_filename):
-            names = [name for name in names_in(code) if counter_position(one.__globals__.get(name, one)) is None]
-            self._parts.append((path, globals_putter(one.__globals__, names_in(code))))
-            yield from ((name, one.__globals__[name]) for name in names if name in one.__globals__)
-
-    def _callable(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(one, types.MethodType):
-            yield path, one.__func__
-            yield path if "." in path else "self", one.__self__
-        else:
-            yield path, one.func
-            yield path, one.args
-            yield path, one.keywords
-
-    def _cell(self, path: str, one: types.CellType) -> Iterator[tuple[str, Any]]:
-        content = one.cell_contents if is_filled(one) else MISSING
-        position = counter_position(content)
-
-        def put() -> None:
-            nonlocal content
-            if content is MISSING:
-                if is_filled(one):
-                    del one.cell_contents
-                return
-            content = counter_at(content, position)
-            if not is_filled(one) or one.cell_contents is not content:
-                one.cell_contents = content
-
-        self._parts.append((path, put))
-        if content is not MISSING and position is None:
-            yield path, content
-
     # ---- other objects ----
-
-    def _class(self, path: str, one: type) -> Iterator[tuple[str, Any]]:
-        """Remember the attributes of a class of the reader's own."""
-        if one.__module__ != "__main__" and not _is_readers(sys.modules.get(one.__module__)):
-            return
-        content = {k: v for k, v in vars(one).items() if not k.startswith("__")}
-
-        def put() -> None:
-            now = vars(one)
-            for key in [key for key in now if not key.startswith("__") and key not in content]:
-                delattr(one, key)
-            for key, value in content.items():
-                if now.get(key, MISSING) is not value:
-                    setattr(one, key, value)
-
-        self._parts.append((path, put))
-        yield from ((f"{path}.{key}", value) for key, value in content.items())
-
-    def _module(self, path: str, one: types.ModuleType) -> Iterator[tuple[str, Any]]:
-        """Remember the globals of a module of the reader's own."""
-        if not _is_readers(one):
-            return
-        content = {k: v for k, v in vars(one).items() if not k.startswith("__")}
-        self._parts.append((path, globals_putter(vars(one), content)))
-        yield from ((f"{path}.{key}", value) for key, value in content.items() if counter_position(value) is None)
 
     def _watch(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
         """Remember where an iterator, a cache or a file stands, which nobody can put back; follow the iterators inside of it."""
@@ -348,16 +257,15 @@ class Snapshot:
         if any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE):
             return
         attributes = getattr(one, "__dict__", None)
-        if isinstance(attributes, dict):
-            self._parts.append((path, dict_putter(attributes)))
+        attributes = attributes if isinstance(attributes, dict) else None
+        self._parts.append((path, object_putter(one, attributes)))
+        if attributes is not None:
             # In a module these are dicts of their own, which hold what matters.
             yield from ((path if isinstance(one, nn.Module) and key.startswith("_") else f"{path}.{key}", value)
                         for key, value in without_counters(attributes))  # fmt: skip
-        for name in slots_of(type(one)):
-            value = getattr(one, name, MISSING)
-            self._parts.append((path, slot_putter(one, name, value)))
-            if value is not MISSING:
-                yield f"{path}.{name}", value
+        for slot in slots_of(type(one)):
+            if (value := slot_value(slot, one)) is not MISSING:
+                yield f"{path}.{slot.__name__}", value
         if isinstance(one, (torch.optim.Optimizer, nn.Module)) or type(one).__module__ != "builtins":
             yield path, type(one)
 
@@ -368,12 +276,6 @@ def _is_plain(one: Any) -> bool:
     if kind is tuple and len(one) < 64:
         return all(issubclass(type(item), _PLAIN) for item in one)
     return issubclass(kind, _PLAIN)
-
-
-def _is_readers(module: types.ModuleType | None) -> bool:
-    """Tell whether a module is the reader's own."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_readers(file)
 
 
 def _moved_on(one: Any) -> str:

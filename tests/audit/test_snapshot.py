@@ -1,0 +1,188 @@
+"""Things that a step can change in unusual ways: a snapshot puts each back, in place."""
+
+import contextvars
+import dataclasses
+import io
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from amp_course.audit import audit
+from amp_course.audit.snapshot import Snapshot
+
+Scene = tuple[Callable[[], Any], Callable[[], Any]]  # what the step does, what is looked at before and after
+
+COUNTED = 0
+VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.number = 1
+
+
+class Other(Plain):
+    pass
+
+
+def class_swapped() -> Scene:
+    one = Plain()
+
+    def step() -> None:
+        one.__class__ = Other
+
+    return step, lambda: type(one)
+
+
+def attributes_swapped() -> Scene:
+    one = Plain()
+
+    def step() -> None:
+        one.__dict__ = {"number": 2}
+
+    return step, lambda: one.number
+
+
+def frozen_slots() -> Scene:
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Frozen:
+        number: int
+
+    one = Frozen(1)
+    return lambda: object.__setattr__(one, "number", 2), lambda: one.number
+
+
+def private_slots() -> Scene:
+    class Private:
+        __slots__ = ("__number",)
+
+        def __init__(self) -> None:
+            self.__number = 1
+
+        def count(self) -> None:
+            self.__number += 1
+
+        def value(self) -> int:
+            return self.__number
+
+    one = Private()
+    return one.count, one.value
+
+
+def descriptor_with_a_store() -> Scene:
+    store: dict[str, int] = {}
+
+    class Stored:
+        def __get__(self, owner: Any, kind: Any = None) -> int:
+            return store.get("number", 1)
+
+        def __set__(self, owner: Any, value: int) -> None:
+            store["number"] = value
+
+    class Owner:
+        number = Stored()
+
+    one = Owner()
+
+    def step() -> None:
+        one.number += 1
+
+    return step, lambda: dict(store)
+
+
+def metaclass_with_a_registry() -> Scene:
+    class Registered(type):
+        counts: ClassVar[dict[str, int]] = {}
+
+    class One(metaclass=Registered):
+        pass
+
+    def step() -> None:
+        type(One).counts["One"] = 1
+
+    return step, lambda: dict(Registered.counts)
+
+
+def text_in_memory() -> Scene:
+    log = io.StringIO("begun")
+    log.seek(0, io.SEEK_END)
+    return lambda: log.write(" more"), lambda: (log.getvalue(), log.tell())
+
+
+def array_reshaped_and_locked() -> Scene:
+    array = np.arange(6.0)
+
+    def step() -> None:
+        array[0] = 9
+        array.shape = (2, 3)
+        array.flags.writeable = False
+
+    return step, lambda: (array.shape, array.flags.writeable, array.tolist())
+
+
+def expanded_tensor() -> Scene:
+    base = torch.zeros(1)
+    wide = base.expand(4)
+    return lambda: (wide, base.add_(1)), lambda: wide.tolist()
+
+
+def base_of_a_view() -> Scene:
+    view = torch.zeros(6)[:2]
+    return lambda: view.as_strided((6,), (1,)).add_(1), lambda: view._base.tolist()  # type: ignore[union-attr]
+
+
+def thread_local() -> Scene:
+    local = threading.local()
+    local.seen = [1]
+    return lambda: local.seen.append(2), lambda: list(local.seen)
+
+
+def globals_by_name() -> Scene:
+    def step() -> None:
+        globals()["COUNTED"] += 1
+
+    return step, lambda: COUNTED
+
+
+def counter_with_two_owners() -> Scene:
+    one, other = Plain(), Plain()
+    one.counter = other.counter = itertools.count(3)  # type: ignore[attr-defined]
+    return lambda: next(one.counter) and other, lambda: (repr(one.counter), one.counter is other.counter)  # type: ignore[attr-defined]
+
+
+SCENES = [
+    class_swapped, attributes_swapped, frozen_slots, private_slots, descriptor_with_a_store, metaclass_with_a_registry,
+    text_in_memory, array_reshaped_and_locked, expanded_tensor, base_of_a_view, thread_local, globals_by_name,
+    counter_with_two_owners,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SCENES, ids=lambda make: make.__name__)
+def test_a_snapshot_puts_back(make: Callable[[], Scene]) -> None:
+    step, look = make()
+    before = look()
+    snapshot = Snapshot([], {"the step": step})
+    for _ in range(2):
+        step()
+        assert look() != before
+        snapshot.restore()
+        assert look() == before and not snapshot.lost
+
+
+def test_a_context_variable_is_as_before_an_audit() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        VARIABLE.set(VARIABLE.get() + 1)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    assert audit(step, model=model, optimizer=optimizer, batches=[(torch.ones(4, 2),)])
+    assert VARIABLE.get() == 0
