@@ -20,24 +20,24 @@ Put = Callable[[], None]
 
 def dict_putter(one: dict[Any, Any]) -> Put:
     """Return what gives a dict its present content back, if that has changed."""
-    keys, values = list(dict.keys(one)), list(dict.values(one))
-    ordered = isinstance(one, collections.OrderedDict)
+    kind: Any = (
+        collections.OrderedDict if isinstance(one, collections.OrderedDict) else dict
+    )  # the order is its own, not that of the dict underneath
+    keys = list(kind.keys(one))
+    values = [dict.__getitem__(one, key) for key in keys]
     positions = {n: position for n, value in enumerate(values) if (position := counter_position(value)) is not None}
 
     def put() -> None:
         for n, position in positions.items():
             values[n] = counter_at(values[n], position)
-        if len(one) == len(keys) and all(
-            (a is b and x is y) for a, b, x, y in zip(one, keys, one.values(), values, strict=True)
+        if dict.__len__(one) == len(keys) and all(
+            a is b and dict.__getitem__(one, a) is value
+            for a, b, value in zip(kind.keys(one), keys, values, strict=True)
         ):
             return
-        if ordered:
-            one.clear()
-            for key, value in zip(keys, values, strict=True):
-                one[key] = value
-        else:
-            dict.clear(one)
-            dict.update(one, zip(keys, values, strict=True))
+        kind.clear(one)
+        for key, value in zip(keys, values, strict=True):
+            kind.__setitem__(one, key, value)
 
     return put
 

@@ -56,7 +56,7 @@ _MOST_OBJECTS = 200_000
 _MOST_BYTES = 2**29  # of tensors and arrays that are copied, besides those of models and optimizers
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice, type(...),
-    types.CodeType, types.FrameType, weakref.ref, property,
+    types.CodeType, types.FrameType, property,
 )  # fmt: skip
 
 # Of these a step has nothing to put back, and much that must not be: caches of compiled code, locks, kernels, sockets.
@@ -64,6 +64,12 @@ _LEFT_ALONE = (
     "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch._C", "threading", "_thread", "logging", "asyncio",
     "concurrent",
     "multiprocessing", "IPython", "ipykernel", "zmq", "ipywidgets", "traitlets", "matplotlib", "_pytest", "enum",
+)  # fmt: skip
+
+
+_CONTAINERS = (
+    dict, list, set, tuple, frozenset, collections.deque, bytearray, array.array, np.ndarray, functools.partial, io.StringIO,
+    io.BytesIO,
 )  # fmt: skip
 
 
@@ -127,6 +133,10 @@ class Snapshot:
 
     def _remember(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
         """Note how to put one object back; yield what it refers to."""
+        if isinstance(one, _CONTAINERS) and isinstance(attributes := getattr(one, "__dict__", None), dict):
+            self._parts.append((path, object_putter(one, attributes)))  # a container of the reader's own
+            yield from ((f"{path}.{key}", value) for key, value in without_counters(attributes))
+            yield path, type(one)
         if isinstance(one, Tensor):
             yield from self._tensor(path, one)
         elif isinstance(one, np.ndarray):
@@ -163,6 +173,10 @@ class Snapshot:
             yield from follow_class(self._parts, path, one)
         elif isinstance(one, (io.StringIO, io.BytesIO)):
             self._parts.append((path, text_putter(one)))
+        elif isinstance(one, weakref.ref):
+            yield path, one()
+        elif isinstance(one, threading.Event):
+            self._parts.append((path, dict_putter(vars(one))))
         elif isinstance(one, threading.local):
             yield from self._dict(path, vars(one))
         elif isinstance(one, contextvars.ContextVar):
@@ -215,6 +229,9 @@ class Snapshot:
 
     def _dict(self, path: str, one: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
         self._parts.append((path, dict_putter(one)))
+        if isinstance(one, collections.defaultdict):
+            factory = one.default_factory
+            self._parts.append((path, lambda: setattr(one, "default_factory", factory)))
         for key, value in without_counters(one):
             yield f"{path}[{key!r}]" if isinstance(key, (str, int)) else path, value
             if not isinstance(key, (str, int)):

@@ -1,10 +1,12 @@
 """Things that a step can change in unusual ways: a snapshot puts each back, in place."""
 
+import collections
 import contextvars
 import dataclasses
 import io
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -149,6 +151,52 @@ def globals_by_name() -> Scene:
     return step, lambda: COUNTED
 
 
+def containers_with_attributes() -> Scene:
+    class Meters(dict):  # type: ignore[type-arg]
+        steps = 0
+
+    class History(list):  # type: ignore[type-arg]
+        best = 1.0
+
+    class Window(collections.deque):  # type: ignore[type-arg]
+        total = 0
+
+    meters, history, window = Meters(), History(), Window(maxlen=3)
+
+    def step() -> None:
+        meters.steps += 1
+        history.best /= 2
+        window.total += 3
+
+    return step, lambda: (meters.steps, history.best, window.total)
+
+
+def order_of_recently_used() -> Scene:
+    cache = collections.OrderedDict(a=1, b=2, c=3)
+    cache.move_to_end("a")
+    return lambda: cache.move_to_end("b"), lambda: list(cache.items())
+
+
+def event_and_factory() -> Scene:
+    event, counts = threading.Event(), collections.defaultdict(int)
+
+    def step() -> None:
+        event.set() if not event.is_set() else event.clear()
+        counts.default_factory = list
+
+    return step, lambda: (event.is_set(), counts.default_factory)
+
+
+def behind_a_weak_reference() -> Scene:
+    one = Plain()
+    reference = weakref.ref(one)
+
+    def step() -> None:
+        reference().number += 1  # type: ignore[union-attr]
+
+    return step, lambda: one.number
+
+
 def counter_with_two_owners() -> Scene:
     one, other = Plain(), Plain()
     one.counter = other.counter = itertools.count(3)  # type: ignore[attr-defined]
@@ -158,7 +206,7 @@ def counter_with_two_owners() -> Scene:
 SCENES = [
     class_swapped, attributes_swapped, frozen_slots, private_slots, descriptor_with_a_store, metaclass_with_a_registry,
     text_in_memory, array_reshaped_and_locked, expanded_tensor, base_of_a_view, thread_local, globals_by_name,
-    counter_with_two_owners,
+    counter_with_two_owners, containers_with_attributes, order_of_recently_used, event_and_factory, behind_a_weak_reference,
 ]  # fmt: skip
 
 
