@@ -79,7 +79,8 @@ def position_of(one: Any) -> Any:
         if isinstance(one, io.IOBase):
             return None if one.closed else (one.tell() if one.seekable() else None)
         if isinstance(one, types.GeneratorType):
-            return one.gi_frame.f_lasti if one.gi_frame is not None else "ended", _locals(one)
+            place = one.gi_frame.f_lasti if one.gi_frame is not None else "ended"
+            return place, _locals(one), position_of(one.gi_yieldfrom)
         hint = one.__length_hint__() if hasattr(one, "__length_hint__") else None
         yielded = getattr(one, "_num_yielded", None)
         return hint, yielded, repr(one) if type(one).__module__ == "itertools" else None

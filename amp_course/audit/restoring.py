@@ -134,7 +134,9 @@ def tensor_putter(one: Tensor) -> Put:
             )
         ):
             one.data = whole
-        if not same_numbers(alias, value):
+        if whole.layout != torch.strided:
+            one.copy_(value)  # its `data` would be another tensor
+        elif not same_numbers(alias, value):
             alias.copy_(value)
 
     return put

@@ -79,10 +79,12 @@ class Snapshot:
     own:  objects that are copied whatever their size: models, optimizers, scalers, schedulers
     held: name → an object whose surroundings are followed as well: the step, the loss, a data loader
     lost: names of what changed and could not be put back, filled by `restore`
+    iterators: those among them that will give the next run other things
     """
 
     def __init__(self, own: Iterable[Any], held: dict[str, Any]) -> None:
         self.lost: dict[str, str] = {}
+        self.iterators: set[str] = set()
         self._parts: Parts = []
         self._met: dict[int, Any] = {}
         self._generators: list[Any] = []
@@ -238,16 +240,15 @@ class Snapshot:
                 yield path, key
 
     def _sequence(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        content = list(one)
+        kind: Any = list if isinstance(one, list) else collections.deque  # a class of the reader's may count otherwise
+        content = list(kind.__iter__(one))
 
         def put() -> None:
-            if len(one) == len(content) and all(a is b for a, b in zip(one, content, strict=True)):
+            now = list(kind.__iter__(one))
+            if len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True)):
                 return
-            if isinstance(one, list):
-                list.__setitem__(one, slice(None), content)
-            else:
-                one.clear()
-                one.extend(content)
+            kind.clear(one)
+            kind.extend(one, content)
 
         self._parts.append((path, put))
         yield from ((f"{path}[{n}]", item) for n, item in enumerate(content))
@@ -266,6 +267,8 @@ class Snapshot:
                 one.__setstate__(index)
             elif position_of(one) != before:
                 self.lost[path] = _moved_on(one)
+                if not isinstance(one, (io.IOBase, functools._lru_cache_wrapper)):
+                    self.iterators.add(path)
 
         self._parts.append((path, look))
 

@@ -177,6 +177,25 @@ def order_of_recently_used() -> Scene:
     return lambda: cache.move_to_end("b"), lambda: list(cache.items())
 
 
+def window_of_a_list() -> Scene:
+    class Window(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(self[-2:])
+
+    window = Window([1, 2, 3])
+    return lambda: window.append(4), lambda: window[:]
+
+
+def sparse_gradient() -> Scene:
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1, 3])).sum().backward()
+
+    def step() -> None:
+        table.weight.grad.zero_()  # type: ignore[union-attr]
+
+    return step, lambda: table.weight.grad.to_dense().tolist()  # type: ignore[union-attr]
+
+
 def event_and_factory() -> Scene:
     event, counts = threading.Event(), collections.defaultdict(int)
 
@@ -207,6 +226,7 @@ SCENES = [
     class_swapped, attributes_swapped, frozen_slots, private_slots, descriptor_with_a_store, metaclass_with_a_registry,
     text_in_memory, array_reshaped_and_locked, expanded_tensor, base_of_a_view, thread_local, globals_by_name,
     counter_with_two_owners, containers_with_attributes, order_of_recently_used, event_and_factory, behind_a_weak_reference,
+    window_of_a_list, sparse_gradient,
 ]  # fmt: skip
 
 
@@ -220,6 +240,41 @@ def test_a_snapshot_puts_back(make: Callable[[], Scene]) -> None:
         assert look() != before
         snapshot.restore()
         assert look() == before and not snapshot.lost
+
+
+def test_a_generator_that_delegates_is_named() -> None:
+    def forever() -> Any:
+        while True:
+            yield from [1, 2, 3] * 5
+
+    numbers = forever()
+    next(numbers)
+    snapshot = Snapshot([], {"the step": lambda: next(numbers)})
+    next(numbers)
+    snapshot.restore()
+    assert "numbers" in snapshot.lost
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_that_draws_rows_of_its_own_is_not_accused(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    rows = torch.arange(4000.0).view(1000, 4) / 4000
+    drawn = itertools.cycle(torch.utils.data.DataLoader(rows, batch_size=2, shuffle=True))
+
+    def step(x: torch.Tensor) -> None:
+        x = torch.cat([x, next(drawn)])
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = torch.nn.functional.mse_loss(model(x), x[:, :2])
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=[(torch.randn(8, 4),)])
+    assert report.names == () and "loss scale" in dict(report.not_checked) and report.not_put_back, report
 
 
 def test_a_context_variable_is_as_before_an_audit() -> None:
