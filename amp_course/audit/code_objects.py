@@ -76,8 +76,12 @@ def follow_cell(parts: Parts, path: str, one: types.CellType) -> Iterator[tuple[
 
 
 def follow_class(parts: Parts, path: str, one: type) -> Iterator[tuple[str, Any]]:
-    """Remember the attributes of a class of the reader's own."""
-    if one.__module__ != "__main__" and not _is_readers(sys.modules.get(one.__module__)):
+    """Remember the attributes of a class of the reader's own, or of one that was made at run time, as by `parametrize`."""
+    module = sys.modules.get(one.__module__)
+    made_at_run_time = (
+        module is not None and "." not in one.__qualname__ and vars(module).get(one.__qualname__) is not one
+    )
+    if not made_at_run_time and one.__module__ != "__main__" and not _is_readers(module):
         return
     content = {k: v for k, v in vars(one).items() if not k.startswith("__")}
 

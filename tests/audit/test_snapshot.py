@@ -242,6 +242,15 @@ def test_a_snapshot_puts_back(make: Callable[[], Scene]) -> None:
         assert look() == before and not snapshot.lost
 
 
+def test_a_layer_whose_parametrization_was_removed_works_again() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 2))
+    x, snapshot = torch.ones(1, 3), Snapshot([layer], {})
+    before = layer(x)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    snapshot.restore()
+    assert torch.equal(layer(x), before) and torch.nn.utils.parametrize.is_parametrized(layer) and not snapshot.lost
+
+
 def test_a_generator_that_delegates_is_named() -> None:
     def forever() -> Any:
         while True:
