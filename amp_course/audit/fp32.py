@@ -23,7 +23,7 @@ from amp_course.checking.limit import TimeUp, within
 _SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
 _IF_IT_ENDED_EARLY = (
     "A group that ended early would not be divided by its own number of micro-batches. The batches that you passed make whole "
-    "groups, so with them that does not happen."
+    "groups, so it does not happen with them."
 )
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -88,7 +88,7 @@ class AgainstFp32:
                 self.protocol.judge("unequal micro-batches")
 
     def _compared(self, update: Update, used: Used, number: int, exact: bool) -> Compared:
-        """Put the gradient of a step beside those of its micro-batches. Raises Incomparable."""
+        """Compare the gradient of a step with those of its micro-batches. Raises Incomparable."""
         run = self.run
         if any(one.moved for one in (used.parts or update.backwards)):
             raise Incomparable(
@@ -145,7 +145,7 @@ class AgainstFp32:
         values, wanted = used.step.gradient.values, as_masters(update.references[0], number, twins)
         factor, _ = along(values, wanted)
         if 0 < factor < 1 - CLOSE:  # cut by a clip, or by a mistake? Half of what is left is too short for that clip
-            small = first_use(self.run.anew(Meddling(factor / 2)), number)
+            small = first_use(self.run.repeat(Meddling(factor / 2)), number)
             values = values if small is None else small.step.gradient.values / (factor / 2)
         return Compared(values, [wanted], [1], True)
 
@@ -158,7 +158,7 @@ class AgainstFp32:
         scale = self.run.scale_of(number) if used.step.by_scaler else 1.0
         if distance < 1e-3 and near(factor * scale, 1.0, 1e-3):
             return values
-        small = first_use(self.run.anew(Meddling(_SMALL)), number)
+        small = first_use(self.run.repeat(Meddling(_SMALL)), number)
         if small is not None and near(small.step.gradient.norm, used.step.gradient.norm, 0.05):
             raise Incomparable("the step brings its gradients to one length, whatever they are")
         return values if small is None else small.step.gradient.values / _SMALL

@@ -57,7 +57,7 @@ class GradientExperiments:
     def everything(self, first: Update) -> None:
         """Judge what the optimizers see: the same twice, at two loss scales, clipped or not, against fp32."""
         least = tolerance_for(self.run.dtypes)
-        noise = self._noise(first, self.run.anew())
+        noise = self._noise(first, self.run.repeat())
         drawn = sorted(self.run.snapshot.iterators - {"batches"})
         self.steady = noise < 0.1 and not drawn
         known = len(self.protocol.found)
@@ -106,7 +106,7 @@ class GradientExperiments:
             factor = min(factor, 2.0**14 / largest)
         if factor < (4 if self.max_norm else 30):
             return None, 1.0
-        large = self.run.anew(Meddling(factor))
+        large = self.run.repeat(Meddling(factor))
         return (large if large.error is None else None), factor
 
     def _two_scales(self, first: Update, large: Update | None, factor: float, tolerance: float) -> None:
@@ -116,15 +116,15 @@ class GradientExperiments:
         if not first.called("scale") and not first.called("scaler.step"):
             return protocol.leave_out("loss scale", "the scaler that was passed is never used")
         other = [scale / _RATIO if scale >= 16 else scale * _RATIO for scale in run.scales]
-        low = run.anew(scales=other)
+        low = run.repeat(scales=other)
         if low.error is None and not low.finite and other[0] > run.scales[0]:
             other = [scale / _RATIO for scale in run.scales]
-            low = run.anew(scales=other)
+            low = run.repeat(scales=other)
         if low.error is not None or not low.finite:
             return protocol.leave_out("loss scale", "the step did not run at another loss scale")
         pair_large = None
         if large is not None:
-            large_low = run.anew(Meddling(factor), other)
+            large_low = run.repeat(Meddling(factor), other)
             pair_large = (large, large_low) if large_low.error is None else None
         protocol.judge("loss scale")
         for number in run.optimizers:
@@ -143,7 +143,7 @@ class GradientExperiments:
         if total is None or not total.norm or not any(one.name == "clipped-while-scaled" for one in named):
             return named
         meddling = Meddling(_TINY / total.norm)
-        tiny = Pair(self.run.anew(meddling), self.run.anew(meddling, other), pair.scales, 1.0)
+        tiny = Pair(self.run.repeat(meddling), self.run.repeat(meddling, other), pair.scales, 1.0)
         if not divided_twice(tiny, number):
             return named
         cause = "the gradients are divided by the loss scale twice: by hand, and by the scaler"
@@ -171,7 +171,7 @@ class GradientExperiments:
             if cut is None or total is None:
                 continue
             length = 0.5 * self.max_norm
-            whole = first_use(self.run.anew(Meddling(length / float(total.norm()))), number)
+            whole = first_use(self.run.repeat(Meddling(length / float(total.norm()))), number)
             if whole is None:
                 continue
             scale = length / whole.step.gradient.norm
@@ -227,7 +227,7 @@ class GradientExperiments:
 
     def _is_divided(self, first: Update) -> bool:
         """Tell whether the gradients are divided before the step, and not cut: half the gradient, half the step."""
-        half = self.run.anew(Meddling(0.5))
+        half = self.run.repeat(Meddling(0.5))
         for number in self.run.optimizers:
             one, other = first_use(first, number), first_use(half, number)
             if one is None or other is None or not near(other.step.gradient.norm / one.step.gradient.norm, 0.5, 0.05):

@@ -1,4 +1,4 @@
-"""Stand beside a training step and write down what it does: backward passes, calls of scaler and scheduler, steps, in order.
+"""Watch a training step and record what it does: backward passes, calls of scaler and scheduler, steps, in order.
 
 No hook is put on a parameter or a layer, so that nothing of the reader's sees a difference: `torch.autograd.backward`, the
 methods of the scalers' classes, the schedulers' `step` and torch's hook for all optimizers are watched until the observer leaves.

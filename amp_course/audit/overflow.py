@@ -48,7 +48,7 @@ def check_overflow(
     if len(known) != 1:
         rounds.append(tuple(known))
     for numbers in rounds:
-        poisoned = run.anew(Meddling(poison=frozenset(known[n] for n in numbers)))
+        poisoned = run.repeat(Meddling(poison=frozenset(known[n] for n in numbers)))
         if poisoned.error is not None:
             return _raised(run, protocol, [poisoned])
         protocol.judge("overflow")
@@ -64,7 +64,7 @@ def check_overflow(
     for number in run.optimizers:
         place = earlier_pass(first, number)
         if place is not None:
-            poisoned = run.anew(Meddling(poison=frozenset([place])))
+            poisoned = run.repeat(Meddling(poison=frozenset([place])))
             found = check_skipping(poisoned, poisoned, first, number)
             protocol.judge("", [one for one in found if one.name == "overflow-not-skipped"])
     return None
@@ -89,11 +89,11 @@ def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
         if place is None:
             continue
         ways = ((math.inf, False), (math.inf, True), (math.nan, False))
-        outcomes = [run.anew(Meddling(poison=frozenset([place]), bad=bad, last=last)) for bad, last in ways]
+        outcomes = [run.repeat(Meddling(poison=frozenset([place]), bad=bad, last=last)) for bad, last in ways]
         if leaky_check(outcomes, number):
             protocol.judge("overflow", [finding("overflow-not-skipped", optimizer=number)])
         elif not all(one.steps(number) for one in outcomes):
-            poisoned = run.anew(Meddling(poison=frozenset([place])))
+            poisoned = run.repeat(Meddling(poison=frozenset([place])))
             protocol.judge("overflow", check_kept(poisoned, run.following(until=(number,)), number))
         elif _skips_a_loss_that_is_not_finite(run, number):
             cause = (

@@ -47,7 +47,7 @@ class Layout:
         return Gradient(self, self.flat(tensors), tuple(t is not None for t in tensors), norms)
 
     def now(self) -> Gradient:
-        """Take down the gradients of now."""
+        """Record the current gradients."""
         return self.gradient([p.grad for p in self.parameters])
 
 
@@ -292,7 +292,7 @@ class Training:
         return next((p.device.type for slot in self.slots for p in slot.parameters), "cpu")
 
     def scales(self) -> list[float]:
-        """The loss scales of now, one for each scaler that is on."""
+        """The current loss scales, one for each scaler that is on."""
         return [float(one.get_scale()) for one in self.scalers]
 
     def set_scales(self, scales: Sequence[float]) -> None:

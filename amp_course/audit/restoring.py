@@ -200,6 +200,6 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def checksum(one: np.ndarray[Any, Any]) -> bytes:
-    """Return some of an array's bytes: enough to notice that it was filled anew."""
+    """Return some of an array's bytes: enough to notice that it was overwritten."""
     flat = one.reshape(-1) if one.flags.c_contiguous else one.flat
     return np.asarray(flat[:: max(1, one.size // 2**16)]).tobytes()

@@ -88,7 +88,7 @@ class Runner:
                         p.grad.zero_()
         self.training.set_scales(self.scales if scales is None else scales)
 
-    def anew(self, meddling: Meddling | None = None, scales: Sequence[float] | None = None) -> Update:
+    def repeat(self, meddling: Meddling | None = None, scales: Sequence[float] | None = None) -> Update:
         """Run the first update again."""
         self.restart(scales)
         return self.update(meddling=meddling)
@@ -99,7 +99,7 @@ class Runner:
         called: list[nn.Module] = []
         hook = register_module_forward_pre_hook(lambda module, _: called.append(module) if module in layers else None)
         try:
-            self.anew()
+            self.repeat()
         finally:
             hook.remove()
         return bool(called)
@@ -119,7 +119,7 @@ class Runner:
     ) -> Update:
         """Run one update from where the training stands, or groups `until` these optimizers have stepped.
 
-        look_closely: walk the graphs of the losses, and compute the fp32 loss beside each call
+        look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
         """
         groups = groups or self.groups
         observer = Observer(self.training, meddling, graphs=look_closely)

@@ -38,7 +38,7 @@ def check_strangers(
 ) -> Iterator[Finding]:
     """Look whether the step used the model, the optimizers and the scaler that were passed.
 
-    is_run: tells whether the step calls the model; one that is frozen gets no gradient, and may be used all the same
+    is_run: tells whether the step calls the model; one that is frozen gets no gradient, and may be used anyway
     """
     optimizers, rest = range(len(training.optimizers)), len(training.optimizers)
     others = {one.other for one in update.steps() if one.other and not _wraps(training, one.number, one.optimizer)}
@@ -69,7 +69,7 @@ def check_strangers(
 
 
 def _check_masters(update: Update, training: Training) -> Iterator[Finding]:
-    """Look at parameters that are in an optimizer and not in the model, beside those of the model that no optimizer holds."""
+    """Look at parameters that are in an optimizer and not in the model, next to those of the model that no optimizer holds."""
     rest = len(training.optimizers)
     own = training.model_parameters
     waiting = (

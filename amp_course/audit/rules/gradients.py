@@ -153,7 +153,7 @@ def _limit_while_scaled(pair: Pair, number: int) -> float | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """The gradient of a step beside the fp32 gradients of its micro-batches.
+    """The gradient of a step and the fp32 gradients of its micro-batches.
 
     gradient: unscaled, and not cut by a clip
     parts:    the gradient of each micro-batch: of the fp32 loss, or as it arrived if there is none
