@@ -65,14 +65,14 @@ def audit(
     Everything that the step can reach is put back: weights, buffers, gradients, optimizer, scaler and scheduler, hooks,
     attributes, closures, random states and torch's settings. What could not be put back, such as an iterator that was moved on,
     is named in the report. What the step prints, plots or writes to files and databases is printed, plotted and written a dozen
-    times; what C code keeps to itself, such as a lock's or a hash object's state, is neither put back nor noticed.
+    times; what C code keeps to itself, such as the state of a compressor, is neither put back nor noticed.
 
     Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time that is not above 0.
     Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names → ("clipped-while-scaled",)
     """
     check_numbers(accumulate, max_norm=max_norm, tolerance=tolerance, seconds=seconds)
     training = as_training(train_step, model, optimizer, scaler, scheduler, loss)
-    with sandbox():
+    with sandbox() as found:
         held: dict[str, Any] = {"the step": train_step, "the loss": loss}
         if not isinstance(batches, (list, tuple)):  # reading a DataLoader draws numbers
             held["batches"] = batches
@@ -82,6 +82,8 @@ def audit(
             protocol, read = context.run(_judged, training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
         finally:
             snapshot.restore()
+    for what in found.kept:
+        snapshot.lost[what] = "changed while modules were imported for the first time, and stays so: they may need it"
     for one in several(scaler):
         if not isinstance(one, torch.amp.GradScaler):
             protocol.observations.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -45,14 +46,16 @@ def follow_function(parts: Parts, path: str, one: types.FunctionType) -> Iterato
 
 
 def follow_callable(parts: Parts, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a bound method or a partial holds."""
+    """Remember what a bound method or a partial holds, and yield it."""
     if isinstance(one, types.MethodType):
         yield path, one.__func__
         yield path if "." in path else "self", one.__self__
     else:
-        yield path, one.func
-        yield path, one.args
-        yield path, one.keywords
+        func, args, keywords = one.func, one.args, one.keywords
+        state = func, args, keywords, one.__dict__
+        same = lambda: one.func is func and one.args is args and one.keywords is keywords  # noqa: E731
+        parts.append((path, lambda: None if same() else one.__setstate__(state)))
+        yield from ((path, value) for value in (func, args, keywords))
 
 
 def follow_cell(parts: Parts, path: str, one: types.CellType) -> Iterator[tuple[str, Any]]:
@@ -112,6 +115,19 @@ def follow_module(parts: Parts, path: str, one: types.ModuleType) -> Iterator[tu
 
     parts += [(path, take_away), (path, globals_putter(vars(one), content))]
     yield from ((f"{path}.{key}", value) for key, value in content.items() if counter_position(value) is None)
+
+
+def follow_logger(parts: Parts, path: str, one: Any) -> Iterator[tuple[str, Any]]:
+    """Remember a logger's or a handler's attributes; yield what they keep in lists."""
+    put_attributes = dict_putter(vars(one))
+
+    def put() -> None:
+        put_attributes()
+        if isinstance(one, logging.Logger):
+            one.manager._clear_cache()  # type: ignore[attr-defined]  # of which levels are on
+
+    parts.append((path, put))
+    yield from ((f"{path}.{key}", value) for key, value in vars(one).items() if isinstance(value, list))
 
 
 def _is_readers(module: types.ModuleType | None) -> bool:

@@ -50,8 +50,10 @@ class Experiments:
     def _everything(self) -> None:
         run, protocol = self.run, self.protocol
         first = run.first()
+        self._can_be_repeated()
         self._begin(first)
         second = run.following()
+        self._can_be_repeated()
         updates = [first, second]
         self._calls(updates)
         if not protocol.names & (STEPS_WRONG | UPDATES_WRONG) and first.steps():
@@ -70,6 +72,16 @@ class Experiments:
                 run, protocol, first, by_hand=self.gradients.scaled_by_hand, unscaled=self.gradients.unscaled
             )
             check_scale_growth(run, protocol, first, steady=self.gradients.steady)
+
+    def _can_be_repeated(self) -> None:
+        """Raise Over for a step that is not the same step when it is run again."""
+        if self.run.training.has_other_parameters():
+            raise Over("the step gives its optimizer or its model other parameters than those that they had")
+        if freed := sorted(self.run.snapshot.freed):
+            raise Over(
+                f"the step puts a graph through `backward()` that was built before the audit (`{freed[0]}`), which frees it: the "
+                "step cannot be run again from there. Audit it before its first call"
+            )
 
     def _begin(self, first: Update) -> None:
         """Judge the first update; raise Over if nothing after it can be judged."""

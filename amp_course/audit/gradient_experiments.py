@@ -11,9 +11,10 @@ import torch
 from amp_course.audit.compare import along, near
 from amp_course.audit.findings import Finding, finding
 from amp_course.audit.fp32 import AgainstFp32
-from amp_course.audit.protocol import Protocol
+from amp_course.audit.protocol import Over, Protocol
 from amp_course.audit.record import Meddling, Update
 from amp_course.audit.rules.calls import in_fp16_unscaled
+from amp_course.audit.rules.exceptions import described
 from amp_course.audit.rules.gradients import (
     Pair,
     arrived,
@@ -57,7 +58,10 @@ class GradientExperiments:
     def everything(self, first: Update) -> None:
         """Judge what the optimizers see: the same twice, at two loss scales, clipped or not, against fp32."""
         least = tolerance_for(self.run.dtypes)
-        noise = self._noise(first, self.run.repeat())
+        again = self.run.repeat()
+        if again.error is not None:
+            raise Over(f"the step ran once, and run again from the same state it raised {described(again.error)}")
+        noise = self._noise(first, again)
         drawn = sorted(self.run.snapshot.iterators - {"batches"})
         self.steady = noise < 0.1 and not drawn
         known = len(self.protocol.found)

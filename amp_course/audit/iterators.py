@@ -30,6 +30,9 @@ def generator_putter(one: Any) -> Callable[[Any], None] | None:
     if isinstance(one, np.random.Generator):
         numpys = one.bit_generator.state
         return lambda generator: setattr(generator.bit_generator, "state", numpys)
+    if isinstance(one, np.random.BitGenerator):
+        bits = one.state
+        return lambda generator: setattr(generator, "state", bits)
     if isinstance(one, np.random.RandomState):
         legacy = one.get_state()
         return lambda generator: generator.set_state(legacy)
@@ -80,7 +83,10 @@ def position_of(one: Any) -> Any:
             return None if one.closed else (one.tell() if one.seekable() else None)
         if isinstance(one, types.GeneratorType):
             place = one.gi_frame.f_lasti if one.gi_frame is not None else "ended"
-            return place, _locals(one), position_of(one.gi_yieldfrom)
+            return place, _locals(one.gi_frame), position_of(one.gi_yieldfrom)
+        if isinstance(one, types.CoroutineType):
+            place = one.cr_frame.f_lasti if one.cr_frame is not None else "ended"
+            return place, _locals(one.cr_frame), position_of(one.cr_await)
         hint = one.__length_hint__() if hasattr(one, "__length_hint__") else None
         yielded = getattr(one, "_num_yielded", None)
         return hint, yielded, repr(one) if type(one).__module__ == "itertools" else None
@@ -88,8 +94,19 @@ def position_of(one: Any) -> Any:
         return None
 
 
-def _locals(generator: types.GeneratorType[Any, Any, Any]) -> Any:
-    frame = generator.gi_frame
+def answers_of(one: Any) -> dict[str, Any]:
+    """Ask an object that is written in C what it lets be seen of its state: a lock, a queue, a hash, a database."""
+    answers = {}
+    for name in ("locked", "qsize", "hexdigest", "total_changes", "n_children_spawned"):
+        try:
+            answer = getattr(one, name)
+            answers[name] = answer() if callable(answer) else answer
+        except Exception:  # it has none, or does not answer here
+            continue
+    return answers
+
+
+def _locals(frame: types.FrameType | None) -> Any:
     plain = (int, float, str, bool, type(None))
     return None if frame is None else {k: v if isinstance(v, plain) else id(v) for k, v in frame.f_locals.items()}
 
@@ -101,7 +118,8 @@ def reseed(generator: Any, seed: int) -> None:
     elif isinstance(generator, (random.Random, np.random.RandomState)):
         generator.seed(seed)
     else:
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        bits = generator if isinstance(generator, np.random.BitGenerator) else generator.bit_generator
+        bits.state = type(bits)(seed).state
 
 
 def text_putter(one: io.StringIO | io.BytesIO) -> Callable[[], None]:

@@ -22,6 +22,7 @@ class Layout:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
+        self.shapes = [p.shape for p in self.parameters]
         self.stride = max(1, math.ceil(sum(p.numel() for p in self.parameters) / _MOST))
         self.slices: list[slice] = []
         start = 0
@@ -118,6 +119,7 @@ class Graph:
     loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
     late_ops: tuple[tuple[str, torch.dtype], ...] = ()  # sums and the like that ran in 16 bits after the last region
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
+    older: tuple[Any, ...] = ()  # nodes at which graphs ended that were built before
 
 
 @dataclass(eq=False)
@@ -265,6 +267,14 @@ class Training:
         known = {id(p) for one in held for p in one}
         rest = [p for name, p in self.model_parameters.items() if name not in known]
         self.slots = [Layout(one) for one in [*held, rest]]
+
+    def has_other_parameters(self) -> bool:
+        """Tell whether an optimizer has lost parameters that it had at the beginning, or some have another shape."""
+        for slot, optimizer in zip(self.slots, self.optimizers, strict=False):  # the last slot has no optimizer
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if any(id(p) not in held for p in slot.parameters):
+                return True
+        return any([p.shape for p in slot.parameters] != slot.shapes for slot in self.slots)
 
     @property
     def model_parameters(self) -> dict[int, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -142,13 +143,50 @@ def tensor_putter(one: Tensor) -> Put:
     return put
 
 
+def versions_putter(one: Tensor) -> Put:
+    """Return what sets back how often a tensor was changed: with its old numbers, graphs built on it are right again."""
+    try:
+        kept = torch.autograd._unsafe_preserve_version_counter(one)
+    except RuntimeError:  # an inference tensor counts nothing
+        return lambda: None
+    return lambda: kept.__exit__(None, None, None)
+
+
+def script_putter(module: Any) -> Put:
+    """Return what gives a TorchScript module its numbers and texts back, which lie outside of Python."""
+    inner = module._c
+    values = {name: inner.getattr(name) for name in module._concrete_type.get_attributes()}
+    plain = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+
+    def put() -> None:
+        for name, value in plain.items():
+            if inner.getattr(name) != value:
+                inner.setattr(name, value)
+
+    return put
+
+
+def buffer_putter(one: Any) -> Put:
+    """Return what gives an object that lends out its memory, such as a `ctypes` array or an `mmap`, its bytes back."""
+    content = memoryview(one).tobytes()
+
+    def put() -> None:
+        view = memoryview(one)
+        if not view.readonly and view.tobytes() != content:
+            view.cast("B")[:] = content
+
+    return put
+
+
 def array_putter(one: np.ndarray[Any, Any]) -> Put:
     """Return what gives an array its numbers, its shape and its flag back."""
     value, shape, writeable = one.copy(), one.shape, one.flags.writeable
 
     def put() -> None:
         if one.shape != shape:
-            one.shape = shape
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # since NumPy 2.5
+                one.shape = shape
         if writeable and not one.flags.writeable:
             one.flags.writeable = True
         if writeable:

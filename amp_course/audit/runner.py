@@ -122,7 +122,7 @@ class Runner:
         look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
         """
         groups = groups or self.groups
-        observer = Observer(self.training, meddling, graphs=look_closely)
+        observer = Observer(self.training, meddling, graphs=look_closely, older=self.snapshot.graphs)
         update, number = observer.update, 0
         with warnings.catch_warnings(), sandbox():
             warnings.simplefilter("ignore")  # the scheduler's warning about its order is judged, not shown
@@ -141,6 +141,7 @@ class Runner:
                     if until and (all(update.steps(i) for i in until) or not update.finite):
                         break
         self._strangers = observer.strangers
+        self.snapshot.differentiated(node for event in update.backwards for node in event.graph.older)
         return update
 
     def _reference(self, observer: Observer, batch: Any) -> None:

@@ -9,9 +9,14 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
 import functools
 import gc
 import io
+import logging
+import mmap
+import multiprocessing.sharedctypes
+import random
 import threading
 import types
 import weakref
@@ -28,9 +33,11 @@ from amp_course.audit.code_objects import (
     follow_cell,
     follow_class,
     follow_function,
+    follow_logger,
     follow_module,
 )
 from amp_course.audit.iterators import (
+    answers_of,
     forget_counters,
     generator_putter,
     index_of,
@@ -42,13 +49,16 @@ from amp_course.audit.iterators import (
 from amp_course.audit.restoring import (
     MISSING,
     array_putter,
+    buffer_putter,
     checksum,
     dict_putter,
     leaf_putter,
     object_putter,
+    script_putter,
     slot_value,
     slots_of,
     tensor_putter,
+    versions_putter,
 )
 from amp_course.kit.random_state import random_state, set_random_state
 
@@ -56,7 +66,7 @@ _MOST_OBJECTS = 200_000
 _MOST_BYTES = 2**29  # of tensors and arrays that are copied, besides those of models and optimizers
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice, type(...),
-    types.CodeType, types.FrameType, property,
+    types.CodeType, types.FrameType,
 )  # fmt: skip
 
 # Of these a step has nothing to put back, and much that must not be: caches of compiled code, locks, kernels, sockets.
@@ -69,8 +79,10 @@ _LEFT_ALONE = (
 
 _CONTAINERS = (
     dict, list, set, tuple, frozenset, collections.deque, bytearray, array.array, np.ndarray, functools.partial, io.StringIO,
-    io.BytesIO,
+    io.BytesIO, random.Random,
 )  # fmt: skip
+_WATCHED = (io.IOBase, functools._lru_cache_wrapper, types.GeneratorType, types.CoroutineType)
+_BUFFERS = (memoryview, mmap.mmap, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 
 
 class Snapshot:
@@ -80,11 +92,15 @@ class Snapshot:
     held: name → an object whose surroundings are followed as well: the step, the loss, a data loader
     lost: names of what changed and could not be put back, filled by `restore`
     iterators: those among them that will give the next run other things
+    graphs: nodes at which the graphs of tensors end that the step can reach → the tensor's name
+    freed:  the names of those that the step has put through `backward()`
     """
 
     def __init__(self, own: Iterable[Any], held: dict[str, Any]) -> None:
         self.lost: dict[str, str] = {}
         self.iterators: set[str] = set()
+        self.graphs: dict[Any, str] = {}
+        self.freed: set[str] = set()
         self._parts: Parts = []
         self._met: dict[int, Any] = {}
         self._generators: list[Any] = []
@@ -104,6 +120,12 @@ class Snapshot:
         """Give every random generator that the step can reach another state, until the next `restore`."""
         for generator in self._generators:
             reseed(generator, seed)
+
+    def differentiated(self, nodes: Iterable[Any]) -> None:
+        """Name the tensors whose graphs, built before, a `backward()` of the step went through, which frees them."""
+        for node in nodes:
+            self.freed.add(self.graphs[node])
+            self.lost[self.graphs[node]] = "has a graph that the step put through `backward()`, which frees it"
 
     def restore(self) -> None:
         """Put everything back."""
@@ -175,16 +197,28 @@ class Snapshot:
             yield from follow_class(self._parts, path, one)
         elif isinstance(one, (io.StringIO, io.BytesIO)):
             self._parts.append((path, text_putter(one)))
+        elif isinstance(one, _BUFFERS):
+            self._parts.append((path, buffer_putter(one)))
+        elif isinstance(one, torch.UntypedStorage):
+            yield path, torch.empty(0, dtype=torch.uint8, device=one.device).set_(one)
+        elif isinstance(one, multiprocessing.sharedctypes.SynchronizedBase):
+            yield path, one.get_obj()
+        elif isinstance(one, (logging.Logger, logging.LoggerAdapter, logging.Handler)):
+            yield from follow_logger(self._parts, path, one)
+        elif isinstance(one, property):
+            yield from ((path, function) for function in (one.fget, one.fset, one.fdel))
         elif isinstance(one, weakref.ref):
             yield path, one()
-        elif isinstance(one, threading.Event):
+        elif isinstance(one, (threading.Event, threading.Semaphore)):
             self._parts.append((path, dict_putter(vars(one))))
         elif isinstance(one, threading.local):
             yield from self._dict(path, vars(one))
         elif isinstance(one, contextvars.ContextVar):
             yield path, one.get(None)  # what it is set to ends with the context that the audit runs in
-        elif isinstance(one, (io.IOBase, functools._lru_cache_wrapper)) or hasattr(type(one), "__next__"):
+        elif isinstance(one, _WATCHED) or hasattr(type(one), "__next__"):
             yield from self._watch(path, one)
+        elif type(one).__dictoffset__ == 0 and (before := answers_of(one)):
+            self._parts.append((path, lambda: self._look_again(path, one, before)))
         else:
             yield from self._object(path, one)
 
@@ -197,20 +231,32 @@ class Snapshot:
             yield path, one._base
         if one.is_leaf and one.grad is not None:
             yield f"{path}.grad", one.grad
-        self._parts.append((path, dict_putter(vars(one))))
+        self._parts.append((path, object_putter(one, vars(one))))
+        if one.grad_fn is not None:
+            self._graph(path, one)
         if one.device.type == "meta" or size > self._bytes_left:
             version = one._version
 
             def look() -> None:
                 if one._version != version:
-                    self.lost[path] = "is a large tensor that the step changed in place"
+                    kind = "tensor without numbers" if one.device.type == "meta" else "large tensor"
+                    self.lost[path] = f"is a {kind} that the step changed in place"
 
             self._parts.append((path, look))
         else:
             self._bytes_left -= size
-            self._parts.append((path, tensor_putter(one)))
+            self._parts += [(path, tensor_putter(one)), (path, versions_putter(one))]
         if one.is_leaf:
             self._parts.append((path, leaf_putter(one)))
+
+    def _graph(self, path: str, one: Tensor) -> None:
+        self.graphs[one.grad_fn] = path
+
+        def look() -> None:
+            if one.grad_fn is None:
+                self.lost[path] = "is a tensor that the step detached from its graph"
+
+        self._parts.append((path, look))
 
     def _array(self, path: str, one: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
         if one.nbytes > self._bytes_left:
@@ -257,7 +303,7 @@ class Snapshot:
 
     def _watch(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
         """Remember where an iterator, a cache or a file stands, which nobody can put back; follow the iterators inside of it."""
-        if not isinstance(one, (io.IOBase, types.GeneratorType)):
+        if not isinstance(one, _WATCHED) or isinstance(one, functools._lru_cache_wrapper):
             inside = [part for part in gc.get_referents(one) if not isinstance(part, type)]
             yield from ((path, part) for part in inside)
         before, index = position_of(one), index_of(one)
@@ -272,6 +318,10 @@ class Snapshot:
 
         self._parts.append((path, look))
 
+    def _look_again(self, path: str, one: Any, before: Any) -> None:
+        if answers_of(one) != before:
+            self.lost[path] = f"is an object ({type(one).__name__}) that the step has changed"
+
     def _object(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
         module = type(one).__module__
         if any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE):
@@ -279,6 +329,8 @@ class Snapshot:
         attributes = getattr(one, "__dict__", None)
         attributes = attributes if isinstance(attributes, dict) else None
         self._parts.append((path, object_putter(one, attributes)))
+        if isinstance(one, torch.jit.RecursiveScriptModule):
+            self._parts.append((path, script_putter(one)))
         if attributes is not None:
             # In a module these are dicts of their own, which hold what matters.
             yield from ((path if isinstance(one, nn.Module) and key.startswith("_") else f"{path}.{key}", value)
@@ -295,7 +347,7 @@ def _is_plain(one: Any) -> bool:
     kind = type(one)
     if kind is tuple and len(one) < 64:
         return all(issubclass(type(item), _PLAIN) for item in one)
-    return issubclass(kind, _PLAIN)
+    return issubclass(kind, _PLAIN) and not hasattr(one, "__dict__")
 
 
 def _moved_on(one: Any) -> str:

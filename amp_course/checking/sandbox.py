@@ -21,10 +21,14 @@ _UNKNOWN = object()  # of a state that cannot be read
 
 @dataclass
 class Sandbox:
-    """What an answer left changed, as sentences: `leaks` are faults, `remarks` are worth knowing."""
+    """What an answer left changed, as sentences: `leaks` are faults, `remarks` are worth knowing.
+
+    kept: names of what changed while a library was imported, and is not put back: the library may need it
+    """
 
     leaks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -57,13 +61,16 @@ def _put_back(
     before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox, imported: bool
 ) -> None:
     for item, was in before:
-        if was is _UNKNOWN or (item.libraries and imported):
+        if was is _UNKNOWN:
             continue
         try:
             now = item.change(was)
         except Exception:
             now = _UNKNOWN
         if now is UNCHANGED:
+            continue
+        if item.libraries and imported:
+            found.kept.append(item.libraries)
             continue
         try:
             item.put(was)  # before anything is said: until then even `len` may be the reader's

@@ -1,13 +1,27 @@
 """Things that a step can change in unusual ways: a snapshot puts each back, in place."""
 
 import collections
+import contextlib
 import contextvars
+import ctypes
 import dataclasses
+import functools
+import hashlib
 import io
 import itertools
+import logging.handlers
+import mmap
+import multiprocessing
+import queue
+import random
+import sqlite3
+import subprocess
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,7 +135,9 @@ def array_reshaped_and_locked() -> Scene:
 
     def step() -> None:
         array[0] = 9
-        array.shape = (2, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # since NumPy 2.5
+            array.shape = (2, 3)
         array.flags.writeable = False
 
     return step, lambda: (array.shape, array.flags.writeable, array.tolist())
@@ -222,11 +238,115 @@ def counter_with_two_owners() -> Scene:
     return lambda: next(one.counter) and other, lambda: (repr(one.counter), one.counter is other.counter)  # type: ignore[attr-defined]
 
 
+def plain_values_with_attributes() -> Scene:
+    kinds: list[Any] = [str, float, random.Random]
+    ones = [type("Mine", (kind,), {})() for kind in kinds]
+
+    def step() -> None:
+        for one in ones:
+            one.hits = getattr(one, "hits", 0) + 1
+
+    return step, lambda: [getattr(one, "hits", 0) for one in ones]
+
+
+def partial_with_other_arguments() -> Scene:
+    one = functools.partial(dict, [1])
+    return (
+        lambda: one.__setstate__((list, ([],), {}, {})),  # type: ignore[attr-defined]
+        lambda: (one.func, one.args),
+    )
+
+
+def memory_lent_by_c() -> Scene:
+    ones: list[Any] = [(ctypes.c_int * 2)(), mmap.mmap(-1, 2), memoryview(bytearray(2))]
+    value, shared = ctypes.c_int(0), multiprocessing.Value("i", 0)
+    storage = torch.zeros(1).untyped_storage()
+
+    def step() -> None:
+        for one in [*ones, storage]:
+            one[0] += 1
+        value.value += 1
+        shared.value += 1
+
+    return step, lambda: ([one[0] for one in [*ones, storage]], value.value, shared.value)
+
+
+def bits_of_numpy() -> Scene:
+    one = np.random.PCG64(4)
+    return one.random_raw, lambda: one.state["state"]["state"]
+
+
+def logger_and_handlers() -> Scene:
+    logger, memory = logging.getLogger("amp_course.a_test"), logging.handlers.MemoryHandler(1000)
+    logger.addHandler(memory)
+
+    def step() -> None:
+        logger.error("seen")
+        logger.setLevel(logging.ERROR if logger.level != logging.ERROR else logging.INFO)
+        logger.addHandler(logging.NullHandler())
+        memory.setLevel(memory.level + 1)
+
+    return step, lambda: (
+        len(memory.buffer),
+        memory.level,
+        len(logger.handlers),
+        logger.isEnabledFor(logging.INFO),
+        logger.getEffectiveLevel(),
+    )
+
+
+def behind_a_property() -> Scene:
+    seen: list[int] = []
+
+    class Counts:
+        @property
+        def one_more(self) -> None:
+            seen.append(1)
+
+    one = Counts()
+    return lambda: one.one_more, lambda: len(seen)
+
+
+def semaphore() -> Scene:
+    one = threading.Semaphore(9)
+    return one.acquire, lambda: one._value
+
+
+def class_of_a_parameter() -> Scene:
+    class Mine(torch.nn.Parameter):
+        pass
+
+    one = torch.nn.Parameter(torch.ones(1))
+
+    def step() -> None:
+        one.__class__ = Mine
+
+    return step, lambda: type(one)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x
+
+
+def attribute_in_torchscript() -> Scene:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises against it
+        one = torch.jit.script(Counting())
+    return lambda: one(torch.ones(1)), lambda: one.count
+
+
 SCENES = [
     class_swapped, attributes_swapped, frozen_slots, private_slots, descriptor_with_a_store, metaclass_with_a_registry,
     text_in_memory, array_reshaped_and_locked, expanded_tensor, base_of_a_view, thread_local, globals_by_name,
     counter_with_two_owners, containers_with_attributes, order_of_recently_used, event_and_factory, behind_a_weak_reference,
-    window_of_a_list, sparse_gradient,
+    window_of_a_list, sparse_gradient, plain_values_with_attributes, partial_with_other_arguments, memory_lent_by_c,
+    bits_of_numpy, logger_and_handlers, behind_a_property, semaphore, class_of_a_parameter, attribute_in_torchscript,
 ]  # fmt: skip
 
 
@@ -262,6 +382,166 @@ def test_a_generator_that_delegates_is_named() -> None:
     next(numbers)
     snapshot.restore()
     assert "numbers" in snapshot.lost
+
+
+def coroutine() -> Callable[[], Any]:
+    class Pause:
+        def __await__(self) -> Any:
+            yield
+
+    async def forever() -> None:
+        while True:
+            await Pause()
+            await Pause()
+
+    one = forever()
+    return lambda: one.send(None)
+
+
+def detached() -> Callable[[], Any]:
+    one = torch.ones(2, requires_grad=True) * 2
+    return lambda: one.detach_()
+
+
+def lock() -> Callable[[], Any]:
+    one = threading.Lock()
+    return lambda: one.acquire()
+
+
+def simple_queue() -> Callable[[], Any]:
+    one: queue.SimpleQueue[int] = queue.SimpleQueue()
+    return lambda: one.put(1)
+
+
+def hash_object() -> Callable[[], Any]:
+    one = hashlib.sha256()
+    return lambda: one.update(b"x")
+
+
+def spawning() -> Callable[[], Any]:
+    one = np.random.SeedSequence(5)
+    return lambda: one.spawn(1)
+
+
+@pytest.mark.parametrize(
+    "make", [coroutine, detached, lock, simple_queue, hash_object, spawning], ids=lambda make: make.__name__
+)
+def test_what_cannot_be_put_back_is_named(make: Callable[[], Callable[[], Any]]) -> None:
+    step = make()
+    snapshot = Snapshot([], {"the step": step})
+    snapshot.restore()
+    assert not snapshot.lost
+    step()
+    snapshot.restore()
+    assert set(snapshot.lost) == {"one"}
+
+
+def test_a_database_that_was_written_to_is_named() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("create table losses (value real)")
+        snapshot = Snapshot([], {"the step": lambda: database.execute("insert into losses values (1)")})
+        database.execute("insert into losses values (1)")
+        snapshot.restore()
+    assert set(snapshot.lost) == {"database"}
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), lambda x: model(x).square().mean()
+
+
+def test_a_loss_computed_before_an_audit_can_be_differentiated_after_it() -> None:
+    model, optimizer, loss = trained()
+    x = torch.randn(4, 2)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+
+    wanted = torch.autograd.grad(loss(x), list(model.parameters()))
+    pending = loss(x)
+    assert audit(step, model=model, optimizer=optimizer, batches=[(x,)]).names == ()
+    assert all(map(torch.equal, torch.autograd.grad(pending, list(model.parameters())), wanted))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_graph_that_the_step_uses_up_is_named(keep: bool) -> None:
+    model, optimizer, loss = trained()
+    penalty = [torch.ones(2, requires_grad=True).square().sum()]
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (loss(x) + penalty[0]).backward(retain_graph=keep)
+        optimizer.step()
+
+    report = audit(step, model=model, optimizer=optimizer, batches=[(torch.randn(4, 2),)])
+    if keep:
+        assert not report.not_put_back and "everything else" not in dict(report.not_checked)
+        penalty[0].backward()
+    else:
+        assert not report.names and dict(report.not_put_back).keys() == {"penalty[0]"}
+        assert "penalty[0]" in dict(report.not_checked)["everything else"]
+
+
+def test_a_step_that_replaces_parameters_is_not_judged() -> None:
+    model, optimizer, loss = trained()
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+        last, group = model[2], optimizer.param_groups[0]  # type: ignore[index]
+        new = torch.nn.Parameter(last.weight.detach() * 0.9)
+        group["params"] = [new if p is last.weight else p for p in group["params"]]
+        last.weight = new
+
+    own, batch = list(model.parameters()), torch.randn(4, 2)
+    report = audit(step, model=model, optimizer=optimizer, batches=[(batch,)])
+    assert report.names == () and "other parameters" in dict(report.not_checked)["everything else"]
+    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
+
+
+def test_parameters_that_grow_are_not_judged() -> None:
+    model, optimizer, loss = trained()
+    bank = torch.nn.Parameter(torch.ones(1, 2))
+    model.bank = bank
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (loss(x) + bank.mean()).backward()
+        optimizer.step()
+        bank.data = torch.cat([bank.data, bank.data[:1]])
+
+    optimizer.add_param_group({"params": [bank]})
+    report = audit(step, model=model, optimizer=optimizer, batches=[(torch.randn(4, 2),)])
+    assert report.names == () and "other parameters" in dict(report.not_checked)["everything else"]
+    assert bank.shape == (1, 2)
+
+
+_IMPORTS_AND_SETS = """
+import logging, sys, torch
+from amp_course.audit import audit
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(x):
+    import imported_late
+    logging.disable(logging.INFO)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+report = audit(step, model=model, optimizer=optimizer, batches=[(torch.ones(4, 2),)])
+print([name for name, _ in report.not_put_back], logging.root.manager.disable)
+report = audit(step, model=model, optimizer=optimizer, batches=[(torch.ones(4, 2),)])
+print(report.not_put_back)
+"""
+
+
+def test_settings_that_changed_while_something_was_imported_are_named(tmp_path: Path) -> None:
+    (tmp_path / "imported_late.py").write_text("")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}){_IMPORTS_AND_SETS}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["['the settings of `logging`'] 20", "()"], done.stderr
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -15,8 +15,7 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     """Turn the exception that ended the last of some updates into a finding; the calls before it tell what it means."""
     error = updates[-1].error
     assert error is not None
-    message = " ".join(str(error).split())
-    said = short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 200)
+    message, said = " ".join(str(error).split()), described(error)
     if isinstance(error, BatchError):
         return finding("batch-does-not-fit", message)
     events = [event for update in updates for event in update.events]
@@ -49,6 +48,12 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     ):
         return finding("frozen-optimizer", torch_says=said)
     return finding("step-raises", f"the step raised {said}{where(error)}")
+
+
+def described(error: BaseException) -> str:
+    """Put an exception on one line: "ValueError: no such file"."""
+    message = " ".join(str(error).split())
+    return short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 200)
 
 
 def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate: int, said: str) -> Finding:

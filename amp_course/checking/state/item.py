@@ -17,7 +17,7 @@ class Item:
     put:       restores what `get` returned; does nothing where nothing can be done, and then `tell` says so
     tell:      gets the state as it was and as it is now (or what `find` found)
     fault:     whether the check fails: true for what changes the results of later cells, else it is only remarked on
-    libraries: whether a library may change it when it is first imported: then nothing is said and nothing put back
+    libraries: what it is, if a library may change it when it is first imported: then nothing is put back
     find:      for state that is not simply equal or not: gets what it was, returns what is wrong now, or something empty
     """
 
@@ -25,7 +25,7 @@ class Item:
     put: Callable[[Any], Any]
     tell: Callable[[Any, Any], str]
     fault: bool = True
-    libraries: bool = False
+    libraries: str = ""
     find: Callable[[Any], Any] | None = None
 
     def change(self, was: Any) -> Any:

@@ -139,7 +139,13 @@ LIBRARIES = (
         restored("the locale"),
         fault=False,
     ),
-    Item(_logging, _set_logging, restored("the settings of `logging`"), fault=False, libraries=True),
+    Item(
+        _logging,
+        _set_logging,
+        restored("the settings of `logging`"),
+        fault=False,
+        libraries="the settings of `logging`",
+    ),
     Item(
         _loggers,
         _set_loggers,
@@ -147,7 +153,7 @@ LIBRARIES = (
             f"your code changed what the logger {listed(found)} reports (its level, `disabled` or `propagate`); that is put back."
         ),
         fault=False,
-        libraries=True,
+        libraries="the level of a logger",
         find=_changed_loggers,
     ),
     Item(

@@ -162,9 +162,15 @@ PROCESS = (
         _set_sys_hooks,
         restored("how Python reports errors or shows results (`sys.excepthook` or a hook like it)"),
         fault=False,
-        libraries=True,
+        libraries="`sys.excepthook` or a hook like it",
     ),
-    Item(_signals, _set_signals, restored("what a signal such as Ctrl-C does"), fault=False, libraries=True),
+    Item(
+        _signals,
+        _set_signals,
+        restored("what a signal such as Ctrl-C does"),
+        fault=False,
+        libraries="what a signal such as Ctrl-C does",
+    ),
     Item(
         sys.getrecursionlimit,
         sys.setrecursionlimit,
@@ -189,7 +195,7 @@ PROCESS = (
         _set_import_paths,
         restored("where Python looks for modules (`sys.path`)"),
         fault=False,
-        libraries=True,
+        libraries="`sys.path`",
     ),
     Item(
         _folder,

@@ -144,6 +144,6 @@ TORCH_AUTOGRAD = (
             "torch.serialization.safe_globals([...]):` ends on its own."
         ),
         fault=False,
-        libraries=True,
+        libraries="which classes `torch.load` trusts",
     ),
 )
