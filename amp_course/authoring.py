@@ -1,10 +1,10 @@
 """Make the exercise notebooks from their masters in solutions/, and run notebooks so that their outputs are stored.
 
-    python -m amp_course.authoring make     write exercises/ anew
+    python -m amp_course.authoring make     write exercises/ again
     python -m amp_course.authoring check    exit 1 if that would change anything
     python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date (or all, or those named)
 
-A master is in nbgrader's form: what stands between `### BEGIN SOLUTION` and `### END SOLUTION` is what the reader
+A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are what the reader
 writes. A cell tagged `solution-only` has no place in the exercises.
 """
 

@@ -21,21 +21,27 @@ examples:
   amp-course progress                     what you have solved so far
   amp-course report --json                what this machine can do, for a program to read
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
+  amp-course mistakes loop                for instructors: the mistakes that the checks explain
   amp-course update                       the next version of the course; what you changed is kept
 """
 
 LAB = """\
 Copies to my_work/ the exercises that you do not have yet, and starts JupyterLab at the first notebook. Your copies are
-never overwritten. The server listens on this machine only, behind a token. JupyterLab's own options are handed on to it;
-what follows `--` is handed on unchecked.
+never overwritten. The server listens on this machine only, behind a token. JupyterLab's own options are passed on to it;
+what follows `--` is passed on unchecked.
 """
 
 RESET = """\
-Gives you a fresh copy of a chapter's exercises. Yours is kept beside it, under a name with the date.
+Gives you a fresh copy of a chapter's exercises. Yours is kept next to it, under a name with the date.
+"""
+
+MISTAKES = """\
+Lists, for an instructor, the mistakes that the checks know: exercise by exercise, with the words of the card that each goes
+against and what a learner is told. Words in braces are filled in by the check.
 """
 
 UPDATE = """\
-Fetches the next version of the course with git, installs what it needs, and offers changed exercises beside your copies.
+Fetches the next version of the course with git, installs what it needs, and puts changed exercises next to your copies.
 Notebooks that you ran or changed are moved to my_work/before-update-DATE/ first. Save and close your notebooks, and stop
 JupyterLab, before you update.
 """
@@ -86,6 +92,8 @@ def _run(argv: list[str]) -> int:
         _progress()
     elif args.command == "report":
         _report(args.json)
+    elif args.command == "mistakes":
+        _mistakes(args.chapter, args.json)
     elif args.command == "update":
         from amp_course.update import update
 
@@ -126,6 +134,13 @@ def _parser() -> argparse.ArgumentParser:
         "reset", help="get a fresh copy of a chapter's exercises", description=RESET, allow_abbrev=False
     )
     reset.add_argument("chapter", metavar="CHAPTER", help="its number or its word: 06 or loop")
+    mistakes = commands.add_parser(
+        "mistakes", help="list the mistakes that the checks explain", description=MISTAKES, allow_abbrev=False
+    )
+    mistakes.add_argument(
+        "chapter", metavar="CHAPTER", nargs="?", help="its number or its word; all of them without it"
+    )
+    mistakes.add_argument("--json", action="store_true", help="print them as JSON")
     commands.add_parser("update", help="get the next version of the course", description=UPDATE, allow_abbrev=False)
     return parser
 
@@ -175,6 +190,31 @@ def _report(as_json: bool) -> None:
         print(json.dumps(report.to_dict(), indent=2))
     else:
         print(report)
+
+
+def _mistakes(name: str | None, as_json: bool) -> None:
+    import json
+    import textwrap
+
+    from amp_course.course import available, find
+    from amp_course.kit.markup import plain_text
+
+    chapters = available() if name is None else [find(name)]
+    exercises = [(chapter, exercise) for chapter in chapters for exercise in chapter.exercises()]
+    if as_json:
+        rows = [
+            {"exercise": exercise.id, "mistake": one.name, "against": one.breaks, "told": plain_text(one.told)}
+            for _, exercise in exercises
+            for one in exercise.mistakes
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for chapter, exercise in exercises:
+        print(f"{chapter.number:02d} {chapter.word}, exercise {exercise.number}: {exercise.title} ({exercise.name})")
+        for one in exercise.mistakes:
+            print(f"   {one.name}" + (f"  (against: “{one.breaks}”)" if one.breaks else ""))
+            print(textwrap.fill(plain_text(one.told), 112, initial_indent=" " * 6, subsequent_indent=" " * 6))
+        print()
 
 
 def _reset(name: str) -> None:

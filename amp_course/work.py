@@ -33,7 +33,7 @@ class Change:
 
 
 def copy_missing() -> list[Change]:
-    """Copy each exercise that the reader lacks; offer beside the reader's copy one that has changed in the course.
+    """Copy each exercise that the reader lacks; put one that has changed in the course next to the reader's copy.
 
     Returns what was done, in order; nothing to do gives an empty list. Raises CourseError where `my_work/` cannot
     be written.

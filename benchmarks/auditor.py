@@ -1,4 +1,4 @@
-"""Time an audit of the digits ResNet beside one step of its training, in turn: it may take 2 s, or 20 steps if that is more.
+"""Time an audit of the digits ResNet next to one step of its training, in turn: it may take 2 s, or 20 steps if that is more.
 
 python -m benchmarks.auditor
 """

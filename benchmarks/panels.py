@@ -73,7 +73,7 @@ def colliding() -> tuple[Panel, Callable[[], Event]]:
 
 
 def tracing() -> tuple[Panel, Callable[[], Event]]:
-    """Change the model, policy, dtype, pass and module of the DtypeTrace; every trace is made anew, none is kept."""
+    """Change the model, policy, dtype, pass and module of the DtypeTrace; every trace is made afresh, none is kept."""
     panel = DtypeTrace()
 
     def draw() -> Event:
@@ -101,7 +101,7 @@ def scaling() -> tuple[Panel, Callable[[], Event]]:
 
 
 def assembling() -> tuple[Panel, Callable[[], Event]]:
-    """Change the switches of the LoopWorkbench, and the loop it starts from; every loop is audited anew, none is kept."""
+    """Change the switches of the LoopWorkbench, and the loop it starts from; every loop is audited afresh, none is kept."""
     panel = LoopWorkbench()
 
     def draw() -> Event:
@@ -115,7 +115,7 @@ def assembling() -> tuple[Panel, Callable[[], Event]]:
 
 
 def comparing() -> tuple[Panel, Callable[[], Event]]:
-    """Change recipe, options, optimizer, rate, net and size of the RecipeExplorer; all of it is measured anew, none is kept."""
+    """Change recipe, options, optimizer, rate, net and size of the RecipeExplorer; all of it is measured afresh, none is kept."""
     panel = RecipeExplorer()
 
     def draw() -> Event:

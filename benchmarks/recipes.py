@@ -1,4 +1,4 @@
-"""Time O1 through its recipe class beside the plain cells of chapter 06, in turn: what the class costs.
+"""Time O1 through its recipe class next to the plain cells of chapter 06, in turn: what the class costs.
 
 The plain side is the step as chapter 06 writes it: autocast, scaler, clear the gradients, return the loss. Both sides begin
 with the same weights and see the same batches, and their losses, weights and scales must be equal to the last bit. A second

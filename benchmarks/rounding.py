@@ -1,4 +1,4 @@
-"""Time `round_to` beside torch's cast, ml_dtypes and gfloat on the same million numbers, equal results required.
+"""Time `round_to` next to torch's cast, ml_dtypes and gfloat on the same million numbers, equal results required.
 
 Each side takes a float32 array and gives the values it is rounded to back as float32: torch and ml_dtypes (numpy, for
 fp16) cast there and back, gfloat and the course compute. gfloat runs on a torch tensor and on a numpy array; the faster

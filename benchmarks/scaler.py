@@ -1,4 +1,4 @@
-"""Time `DynamicScaler` beside `torch.amp.GradScaler` on a model of ten million parameters, in turn.
+"""Time `DynamicScaler` next to `torch.amp.GradScaler` on a model of ten million parameters, in turn.
 
 Two workloads: what the scaler itself does in a step (scale, unscale and check every gradient, update; the optimizer does
 nothing), and a whole AMP step with AdamW. Both sides begin with the same weights, and their losses, weights and scales

@@ -1,4 +1,4 @@
-"""Time what our measuring costs: `train`, which clocks and logs every step, beside a bare loop that does neither.
+"""Time what our measuring costs: `train`, which clocks and logs every step, next to a bare loop that does neither.
 
 End to end, that cost drowns in the noise of a step of milliseconds. So it is also measured on a step of next to no work,
 where it is most of the difference, in microseconds. Also the direct cost of a StepTimer's start and stop, and what a

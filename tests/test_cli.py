@@ -226,6 +226,19 @@ def test_progress_that_cannot_be_read_is_said(clone: Path, monkeypatch: pytest.M
     assert "is damaged" in capsys.readouterr().err
 
 
+def test_mistakes_are_listed_for_an_instructor(capsys) -> None:
+    from amp_course.scaler.exercises import update_rule
+
+    assert cli.main(["mistakes", "scaler", "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["exercise"] == "scaler.update_rule"]
+    assert [row["mistake"] for row in rows] == [one.name for one in update_rule.mistakes]
+    assert cli.main(["mistakes", "05"]) == 0
+    said = capsys.readouterr().out
+    assert all(one.name in said for one in update_rule.mistakes) and "against: “streak of clean steps”" in said
+    assert "**" not in said and "01 bits" not in said
+    assert cli.main(["mistakes", "cooking"]) == 2
+
+
 def test_report_prints_text_or_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     class Report:
         def __str__(self) -> str:

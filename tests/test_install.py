@@ -241,7 +241,7 @@ def test_without_a_network_one_line_says_so(ready: Path) -> None:
         ),
         ("ERROR: HTTP error 403 while getting https://x", "refuses to serve you"),
         ("ERROR: HTTP error 503 while getting https://x", "is out of order"),
-        ("OSError('Tunnel connection failed: 407 Proxy Authentication Required')", "the proxy wants a name"),
+        ("OSError('Tunnel connection failed: 407 Proxy Authentication Required')", "the proxy asks for a name"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "arrived damaged"),
         ("ERROR: ResolutionImpossible: for help visit", "PIP_CONSTRAINT"),
         ("ERROR: Invalid requirement: '<<<<<<< HEAD'", "is damaged. Get them back with `git checkout"),

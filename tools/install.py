@@ -223,7 +223,7 @@ def run(command, show=False):
         encoding="utf-8",
         errors="replace",
         env=environment(),
-        close_fds=False,  # hands on the lock of alone()
+        close_fds=False,  # passes on the lock of alone()
     )
     for line in process.stdout:
         lines.append(line)

@@ -3,7 +3,7 @@
     python tools/phrasebook_run.py torch_amp fp32 bf16 fp16
 
 Every library gets the same network (64 → 128 → 10), the same first weights and the same batches of scikit-learn's digits, drawn
-by NumPy. Needs nothing of the course: the loops stand in amp_course/recipes/phrasebook/loops and are loaded by path.
+by NumPy. Needs nothing of the course: the loops are in amp_course/recipes/phrasebook/loops and are loaded by path.
 """
 
 from __future__ import annotations

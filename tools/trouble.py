@@ -23,7 +23,7 @@ TROUBLE = (
     ),
     (
         r"407 Proxy Authentication|Proxy Authentication Required",
-        f"the proxy wants a name and a password. Set HTTPS_PROXY to http://NAME:PASSWORD@HOST:PORT {AGAIN}",
+        f"the proxy asks for a name and a password. Set HTTPS_PROXY to http://NAME:PASSWORD@HOST:PORT {AGAIN}",
     ),
     (
         r"HTTP error (?P<status>401|403)|(?P<status2>401|403) Client Error|User for [^ ]+:",

@@ -30,7 +30,7 @@ def check_numbers(accumulate: Any, **numbers: Any) -> None:
 
 
 def as_training(train_step: Any, model: Any, optimizer: Any, scaler: Any, scheduler: Any, loss: Any) -> Training:
-    """Return the training that the arguments stand for; raise TypeError or ValueError if they cannot be one."""
+    """Return the training that the arguments describe; raise TypeError or ValueError if they cannot be one."""
     if not callable(train_step) or isinstance(train_step, type):
         what = f"the class {train_step.__name__}" if isinstance(train_step, type) else f"a {type(train_step).__name__}"
         raise TypeError(f"train_step is {what}: pass the function that you call for each batch.")

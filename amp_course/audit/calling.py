@@ -50,7 +50,7 @@ def _cloned(leaf: Any) -> Any:
         return leaf.copy()
     try:
         return copy.deepcopy(leaf)
-    except Exception:  # what cannot be copied is handed over as it is
+    except Exception:  # what cannot be copied is passed as it is
         return leaf
 
 

@@ -138,7 +138,7 @@ class AgainstFp32:
         return values
 
     def _masters(self, update: Update, used: Used, number: int, exact: bool) -> Compared:
-        """Compare fp32 masters, to which the step copies gradients, with the parameters that they stand for."""
+        """Compare fp32 masters, to which the step copies gradients, with the parameters that they are copies of."""
         twins = self.run.training.twins(number)
         if not exact or update.calls > 1 or twins is None or max(twins, default=-1) < 0 or len(update.backwards) > 1:
             raise Incomparable("the step sets gradients itself")

@@ -193,7 +193,7 @@ class GradientExperiments:
         return None
 
     def _arrivals(self, update: Update, number: int) -> torch.Tensor | None:
-        """Return what arrived for an optimizer's first step, at its parameters or those that its masters stand for."""
+        """Return what arrived for an optimizer's first step, at its parameters or those that its masters are copies of."""
         used = first_use(update, number)
         if used is None:
             return None

@@ -50,7 +50,7 @@ def counter_position(one: Any) -> str | None:
 
 
 def counter_at(one: Any, position: str | None) -> Any:
-    """Return a counter that stands where this one stood: it cannot be set back, but its owners can be given another."""
+    """Return a counter at the position where this one was: it cannot be reset, but its owners can be given another."""
     if position is None or repr(one) == position:
         return one
     if id(one) not in _COUNTERS:
@@ -65,7 +65,7 @@ def forget_counters() -> None:
 
 
 def index_of(one: Any) -> int | None:
-    """Return the place of an iterator that can be set back: one over a list, a tuple or a range, that has not ended."""
+    """Return the place of an iterator that can be reset: one over a list, a tuple or a range, that has not ended."""
     if not isinstance(one, (type(iter([])), type(iter(())), type(iter(range(0))))):
         return None
     reduced = one.__reduce__()

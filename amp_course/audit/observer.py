@@ -62,12 +62,14 @@ class Observer:
         self._stepping_now: list[tuple[Any, list[Step]]] = []  # optimizers inside their step, with what was noted of it
         self._backward_depth = 0
         self._region_end = math.inf  # the sequence number of the next node at the end of the last autocast region
+        self._differentiable = False  # a pass made a graph of its own: its nodes are no part of what the caller wrote
         self._stack = ExitStack()
         self._slot_of = {id(p): n for n, slot in enumerate(training.slots) for p in slot.parameters}
 
     def __enter__(self) -> Observer:
         self._start = [[p.detach().clone() for p in slot.parameters] for slot in self.training.slots]
         self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
+        self._replace(torch.autograd, "_engine_run_backward", self._watched_engine(torch.autograd._engine_run_backward))
         self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
         self._replace(torch.autocast, "__exit__", self._watched_end(torch.autocast.__exit__))
         for name in _COMPOSITE_LOSSES if self.graphs else ():
@@ -120,16 +122,27 @@ class Observer:
 
         return backward
 
+    def _watched_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What `torch.autograd.grad` and `backward` call, with `create_graph` as its fourth argument."""
+
+        @functools.wraps(original)
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._differentiable |= bool(args[2]) and not self.paused
+            return original(outputs, *args, **kwargs)
+
+        return run
+
     def _begin(self, tensors: Any) -> Backward:
         roots = [
             one for one in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(one, Tensor)
         ]
+        region_end = math.inf if self._differentiable else self._region_end
         event = Backward(
             self.call,
             in_autocast=torch.is_autocast_enabled(self.training.device_type),
             dtype=roots[0].dtype if roots else None,
             value=float(roots[0].detach()) if roots and roots[0].numel() == 1 else float("nan"),
-            graph=look_at(roots, self._region_end, self._older) if self.graphs else Graph(),
+            graph=look_at(roots, region_end, self._older) if self.graphs else Graph(),
             before=[self._held(n) for n in range(len(self.training.slots))],
             wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in self.training.slots],
         )

@@ -282,7 +282,7 @@ class Training:
         return {id(p): p for model in self.models for p in model.parameters()}
 
     def twins(self, number: int) -> list[int] | None:
-        """Return, for fp32 masters, the place in the last slot of the model's parameter that each one stands for.
+        """Return, for fp32 masters, the place in the last slot of the model's parameter that each one is a copy of.
 
         -1 for a parameter of the model's own; None if the optimizer's other parameters do not match the model's, one by one.
         """

@@ -61,7 +61,7 @@ def hooks_putter(tensor: Tensor, name: str) -> Put:
 
 
 def globals_putter(where: dict[str, Any], names: Iterable[str]) -> Put:
-    """Return what gives some names of a module back what they stand for now."""
+    """Return what sets some names of a module back to what they refer to now."""
     kept = {name: where.get(name, MISSING) for name in names}
     positions = {name: counter_position(value) for name, value in kept.items()}
 

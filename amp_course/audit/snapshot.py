@@ -302,7 +302,7 @@ class Snapshot:
     # ---- other objects ----
 
     def _watch(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        """Remember where an iterator, a cache or a file stands, which nobody can put back; follow the iterators inside of it."""
+        """Remember where an iterator, a cache or a file stands, which nobody can put back; follow the iterators inside it."""
         if not isinstance(one, _WATCHED) or isinstance(one, functools._lru_cache_wrapper):
             inside = [part for part in gc.get_referents(one) if not isinstance(part, type)]
             yield from ((path, part) for part in inside)

@@ -101,7 +101,7 @@ def _contiguous(tensor: Tensor, memory_format: torch.memory_format = torch.conti
 
 
 def _get(tensor: Tensor, index: Any) -> Tensor:
-    """Return `tensor[index]` by the ops that it stands for."""
+    """Return `tensor[index]` by the ops that it is made of."""
     items = list(index) if isinstance(index, tuple) else [index]
     wide = sum(
         item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1 for item in items if item is not None

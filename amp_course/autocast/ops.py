@@ -76,7 +76,7 @@ class SampleCall:
 
 
 def _op(function: Callable[..., Any], *arguments: Any, **options: Any) -> SampleCall:
-    """Describe a call; a tuple of sizes stands for Floats of that shape."""
+    """Describe a call; a tuple of sizes means Floats of that shape."""
 
     def read(argument: Any) -> Any:
         if isinstance(argument, list):

@@ -46,7 +46,7 @@ _COURSE: dict[str, Callable[[], Built]] = {
 class DtypeTrace(Panel):
     """Choose a model, a device's policy, a dtype and a direction; a test drives it: panel.dtype.value = torch.float16.
 
-    `DtypeTrace(model, *inputs)` shows your own model beside the course's three. `panel.trace` is what is shown. Traces are
+    `DtypeTrace(model, *inputs)` shows your own model next to the course's three. `panel.trace` is what is shown. Traces are
     kept, so that the same choice shows at once. What goes wrong in a model is told, and the view stays as it was.
     """
 

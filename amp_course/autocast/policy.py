@@ -1,4 +1,4 @@
-"""Hold what autocast did to each op, and set it beside the lists that are in print.
+"""Hold what autocast did to each op, and compare it with the published lists.
 
 The rows come from `probe`, which runs the ops; here they are only sorted, compared and shown.
 """
@@ -14,7 +14,7 @@ import torch
 
 from amp_course.autocast.call_stack import has_autocast_kernel
 from amp_course.autocast.published import REFERENCE, TEXT
-from amp_course.checking.values import dtype_name
+from amp_course.kit.dtypes import dtype_name
 
 VERDICTS = {
     "lower": "float inputs are cast to {lower}",

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from amp_course.autocast.ops import GROUPS, SampleCall
 from amp_course.autocast.policy import Policy, Probed
 from amp_course.autocast.region import check_region, is_fake, region, stage
-from amp_course.checking.values import dtype_name
+from amp_course.kit.dtypes import dtype_name
 
 
 @dataclass

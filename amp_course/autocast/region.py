@@ -1,7 +1,7 @@
 """Open an autocast region on any device, even on one that is not there.
 
 `torch.autocast("cuda")` on a machine with no GPU warns and switches itself off. Its policy is compiled into every
-build of PyTorch all the same: with autocast's state set directly and fake CUDA tensors (a device, a shape and a
+build of PyTorch anyway: with autocast's state set directly and fake CUDA tensors (a device, a shape and a
 dtype, no memory), each op goes through the casts that it would get on a GPU. Nothing is computed, so dtypes can be
 seen so and values cannot.
 """
@@ -47,7 +47,7 @@ def stage(device_type: str) -> Iterator[FakeTensorMode | None]:
 def region(device_type: str, dtype: torch.dtype, *, enabled: bool = True, cache_enabled: bool = True) -> Iterator[None]:
     """Autocast what runs inside, as `torch.autocast(device_type, dtype)` does, for fake CUDA tensors too.
 
-    Among fake tensors weights are cast anew at each use: there the cache is off, whatever `cache_enabled` says.
+    Among fake tensors weights are cast again at each use: there the cache is off, whatever `cache_enabled` says.
 
     Raises ValueError for a kind of device that has no autocast here and for a dtype that is not bfloat16 or float16:
     `torch.autocast` itself only warns for such a dtype and switches itself off.

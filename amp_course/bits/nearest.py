@@ -24,7 +24,7 @@ class Nearest:
     """What a format makes of an exact number.
 
     pattern: None where the format has nothing for it (NaN in fp6 and fp4)
-    value:   what the pattern stands for; NaN without a pattern
+    value:   the pattern's value; NaN without a pattern
     tie:     the number lies half-way between two of the format's, and the even pattern wins
     """
 
@@ -72,7 +72,7 @@ def nearest(exact: Exact, fmt: FloatFormat) -> Nearest:
 
 
 def exact_value(pattern: int, fmt: FloatFormat) -> Exact:
-    """Return what a pattern stands for, as a Fraction where it can be one: 0x3C00 in fp16 → Fraction(1, 1)."""
+    """Return a pattern's value, as a Fraction where it can be one: 0x3C00 in fp16 → Fraction(1, 1)."""
     value = decode(pattern, fmt)
     return Fraction(value) if math.isfinite(value) and (value or math.copysign(1, value) > 0) else value
 

@@ -67,7 +67,7 @@ class BitExplorer(Panel):
 
     @property
     def value(self) -> float:
-        """What the bits stand for."""
+        """The value of the bits."""
         return decode(self.pattern, self.fmt)
 
     def still(self) -> Figure:

@@ -43,7 +43,7 @@ def split(pattern: int, fmt: FloatFormat) -> Fields:
 
 
 def kind(pattern: int, fmt: FloatFormat) -> Kind:
-    """Say what a pattern stands for: 0x0001 in fp16 → "subnormal"."""
+    """Say what kind of value a pattern has: 0x0001 in fp16 → "subnormal"."""
     fields = split(pattern, fmt)
     if pattern % 2 ** (fmt.bits - 1) > fmt.max_pattern:
         return "infinity" if fmt.specials == "ieee" and fields.significand == 0 else "NaN"

@@ -9,6 +9,8 @@ import itertools
 import types
 from typing import Any
 
+from amp_course.checking.explain import is_readers
+
 # What the compiler adds of itself; the last two open every `async def`.
 _SILENT = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR", "POP_TOP"}
 _DEEP = 4  # tables in tables, looked into this far: a list may hold itself
@@ -17,7 +19,7 @@ _DEEP = 4  # tables in tables, looked into this far: a list may hold itself
 def is_blank(answer: Any, depth: int = 0) -> bool:
     """Tell whether nothing was written yet: `...`, a function with only `...` in it, or only such things inside.
 
-    A class is blank if its methods are, or if it holds a docstring and nothing else.
+    A class is blank if its methods are, or if it holds a docstring and nothing else and inherits nothing of the reader's.
     """
     if answer is ...:
         return True
@@ -25,14 +27,24 @@ def is_blank(answer: Any, depth: int = 0) -> bool:
         inside = list(answer.values() if isinstance(answer, dict) else answer)
         return bool(inside) and depth < _DEEP and all(is_blank(value, depth + 1) for value in inside)
     if issubclass(type(answer), type):
+        if any(_methods(base) and not is_blank(base, depth) for base in answer.__mro__[1:] if _is_readers_class(base)):
+            return False
         members = vars(answer)
-        bare = [v.__func__ if isinstance(v, staticmethod | classmethod) else v for v in members.values()]
-        own = [value for value in bare if isinstance(value, types.FunctionType)]
+        own = _methods(answer)
         if not own and members.get("__doc__"):  # a class to fill in from the first line on
             return all(name.startswith("_") for name in members)
         return bool(own) and all(is_blank(function) for function in own)
     code = _code_of(answer)
     return code is not None and _does_nothing(code)
+
+
+def _methods(kind: type) -> list[types.FunctionType]:
+    bare = [v.__func__ if isinstance(v, staticmethod | classmethod) else v for v in vars(kind).values()]
+    return [value for value in bare if isinstance(value, types.FunctionType)]
+
+
+def _is_readers_class(kind: type) -> bool:
+    return any(is_readers(method.__code__.co_filename) for method in _methods(kind))
 
 
 def open_places(answer: Any) -> list[str]:
@@ -42,6 +54,13 @@ def open_places(answer: Any) -> list[str]:
     if type(answer) in (list, tuple):
         return [f"number {index + 1}" for index, value in enumerate(answer) if value is ...]
     return []
+
+
+def empty_methods(answer: Any) -> list[str]:
+    """Name the methods of a class that still do nothing: ["`update()`"]; [] for anything but a class."""
+    if not issubclass(type(answer), type):
+        return []
+    return [f"`{function.__name__}()`" for function in _methods(answer) if is_blank(function)]
 
 
 def _code_of(answer: Any) -> types.CodeType | None:

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from amp_course.checking import progress
-from amp_course.checking.blank import is_blank, open_places
+from amp_course.checking.blank import empty_methods, is_blank, open_places
 from amp_course.checking.explain import explain, short, where
+from amp_course.checking.judging import Judge, Play
 from amp_course.checking.limit import TimeUp, within
-from amp_course.checking.outcome import Note, Outcome, box_html
-from amp_course.checking.sandbox import sandbox
+from amp_course.checking.mistakes import Mistake
+from amp_course.checking.outcome import Note, Outcome, Wrong, box_html
+from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.solutions import solution_code
 from amp_course.checking.warmup import load_lazy_modules
 
 T = TypeVar("T")
 
+_AFTERWARDS = 30.0  # seconds for comparing an answer that has ended
 _LONG = 2000  # characters of a diagnosis
-
-
-class Wrong(Exception):
-    """Raised by a judge: the diagnosis, cause first and then the cure, continuing "Not yet, because …"."""
 
 
 @dataclass(eq=False)
@@ -40,9 +39,9 @@ class Exercise:
     minutes:    how long it takes a reader who has read the chapter
     lines:      how many lines the answer has, about
     hints:      from a nudge to nearly everything
-    judge:      takes the answer; returns if it is right, else raises `Wrong`
     why:        one line on why it matters, shown with "correct"
     alternative: another right answer that is worth knowing
+    judge:      takes the answer; returns if it is right, else raises `Wrong`. Set by `judge_by`
     takes:      "function" when the answer is one, else "value"
     seconds:    the time limit of one check
     """
@@ -57,9 +56,9 @@ class Exercise:
     minutes: int
     lines: int
     hints: tuple[str, ...]
-    judge: Callable[[Any], None]
     why: str
     alternative: str
+    judge: Callable[..., None] | None = None
     takes: Literal["function", "value"] = "function"
     seconds: float = 20.0
     _hints_shown: int = field(default=0, init=False, repr=False)
@@ -68,6 +67,15 @@ class Exercise:
     def id(self) -> str:
         """The exercise's name in the progress file: "loop.add_autocast"."""
         return f"{self.chapter}.{self.name}"
+
+    def judge_by(self, *, right: Any, play: Play, mistakes: Sequence[Mistake], **more: Any) -> None:
+        """Say what is right, how an answer is run, and which mistakes are known; the parameters are those of `Judge`."""
+        self.judge = Judge(right, play, tuple(mistakes), **more)
+
+    @property
+    def mistakes(self) -> Sequence[Mistake]:
+        """The mistakes that have a diagnosis of their own."""
+        return self.judge.mistakes if isinstance(self.judge, Judge) else ()
 
     def check(self, answer: Any = ...) -> Outcome:
         """Judge an answer, show the outcome and return it; note it in the reader's progress.
@@ -79,7 +87,7 @@ class Exercise:
         outcome = self._judge_safely(answer)
         problem = progress.record(self.id, outcome.state)
         if problem:
-            outcome = Outcome(outcome.state, outcome.message, (*outcome.notes, problem))
+            outcome = replace(outcome, notes=(*outcome.notes, problem))
         outcome.show()
         return outcome
 
@@ -88,7 +96,7 @@ class Exercise:
         self._hints_shown = min(self._hints_shown + 1, len(self.hints))
         shown = self.hints[: self._hints_shown]
         left = len(self.hints) - len(shown)
-        after = f"({left} more)" if left else f"(that was the last; `{self.name}.solution()` shows an answer)"
+        after = f"({left} more)" if left else f"(that was the last; `exercises.{self.name}.solution()` shows an answer)"
         lines = tuple(f"{number}. {text}" for number, text in enumerate(shown, 1))
         note = Note("hint", f"Hint {len(shown)} of {len(self.hints)} {after}", lines)
         note.show()
@@ -113,22 +121,27 @@ class Exercise:
             return unfinished
         load_lazy_modules()  # before the clock starts
         with sandbox() as left:
-            problem = self._limited(lambda: self._problem(answer))
+            more = _AFTERWARDS if isinstance(self.judge, Judge) else 0.0  # it keeps to the limit itself
+            problem = self._limited(lambda: self._problem(answer, left), self.seconds + more)
+        mistake = problem.mistake if isinstance(problem, Wrong) else None
         if problem is None and left.leaks:
             return Outcome("not yet", "; ".join(left.leaks), tuple(left.remarks))
         if problem is not None:
+            empty = self._limited(lambda: empty_methods(answer))
             notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in left.leaks), *left.remarks)
-            return Outcome("not yet", problem, notes)
+            if isinstance(empty, list) and empty:
+                notes = (*notes, f"Still empty: {', '.join(empty)}.")
+            return Outcome("not yet", short(str(problem), _LONG), notes, mistake)  # it may quote a long answer
         return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks))
 
-    def _limited(self, work: Callable[[], T]) -> T | str:
+    def _limited(self, work: Callable[[], T], seconds: float | None = None) -> T | str:
         """Return `work()`, or what to say if that takes too long. Whatever may run the reader's code belongs in here.
 
         Not only functions do: an object's `__eq__`, `__repr__` and `__getattr__` do, an exception's `__str__`, and the
         `__del__` of what is thrown away.
         """
         try:
-            return within(self.seconds, work)
+            return within(self.seconds if seconds is None else seconds, work)
         except TimeUp as late:
             line = where(late)
             with contextlib.suppress(TimeUp):
@@ -148,10 +161,12 @@ class Exercise:
             if remaining:
                 return Outcome("not yet", f"there is still `...` for {', '.join(remaining)}")
             if self.takes == "function" and not callable(answer):
+                a_class = isinstance(self.judge, Judge) and isinstance(self.judge.right, type)
+                what, name = ("class", type(answer).__name__) if a_class else ("function", self.name)
                 return Outcome(
                     "not yet",
-                    f"the check needs the function itself and got {_named(answer)}: write its name without parentheses, "
-                    f"`{self.name}.check(your_function)`",
+                    f"the check needs the {what} itself and got {_named(answer)}: write its name without parentheses, "
+                    f"`exercises.{self.name}.check({name})`",
                 )
         except (TimeUp, KeyboardInterrupt):
             raise
@@ -161,11 +176,12 @@ class Exercise:
             pass
         return None
 
-    def _problem(self, answer: Any) -> str | None:
+    def _problem(self, answer: Any, left: Sandbox) -> str | Wrong | None:
+        assert self.judge is not None
         try:
-            self.judge(answer)
+            self.judge(answer, left, self.seconds) if isinstance(self.judge, Judge) else self.judge(answer)
         except Wrong as wrong:
-            return short(str(wrong), _LONG)  # it may quote the answer, and the answer may be a long one
+            return wrong
         except (TimeUp, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too: an answer that calls exit() must not end the notebook

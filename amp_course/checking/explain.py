@@ -20,18 +20,21 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
 _LONG = 300  # characters of a message or a line that are quoted
 
 # (pattern in "Type: message", cause and cure). The first that matches is told.
 _KNOWN: list[tuple[str, str]] = [
     (
         r"No inf checks were recorded prior to update",
-        "`scaler.update()` ran with no `scaler.step(optimizer)` before it: it adjusts the scale by what the step has found",
+        "`scaler.update()` ran with no `scaler.step(optimizer)` since the last `update()`, or since the start: it adjusts the "
+        "scale by what the step has found, so call it once, after the step of every optimizer",
     ),
     (
         r"No inf checks were recorded",
         "the scaler found no gradient to look at. Either `backward()` never ran on the scaled loss, or the gradients were "
-        "cleared (`zero_grad`) between `backward()` and `scaler.step(optimizer)`",
+        "cleared (`zero_grad`) between `backward()` and `scaler.step(optimizer)`, or the loss does not depend on this "
+        "optimizer's parameters",
     ),
     (
         r"_scale is None",
@@ -39,10 +42,14 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"unscale_\(\) has already been called",
-        "the gradients of this optimizer were unscaled twice before `scaler.update()`. Unscale once per step, and call "
+        "`scaler.unscale_(optimizer)` ran twice with no `scaler.update()` in between. Unscale once per step, and call "
         "`scaler.update()` after every `scaler.step(optimizer)`, skipped or not",
     ),
-    (r"unscale_\(\) is being called after step", "`scaler.unscale_(optimizer)` belongs before `scaler.step`"),
+    (
+        r"unscale_\(\) is being called after step",
+        "`scaler.unscale_(optimizer)` comes before `scaler.step(optimizer)`, and `scaler.update()` has to follow the step before "
+        "the next `unscale_`: one of the two is out of place",
+    ),
     (
         r"step\(\) has already been called",
         "`scaler.step(optimizer)` ran twice with no `scaler.update()` in between: one step, one update",
@@ -97,7 +104,7 @@ _KNOWN: list[tuple[str, str]] = [
         "Python found no folder for temporary files: free some space on the disk, or set TMPDIR to a folder that you can write",
     ),
     (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
-    (r"^RecursionError", "the function calls itself endlessly"),
+    (r"^RecursionError", "the function calls itself endlessly, or deeper than Python allows"),
     (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
     (r"^AssertionError", "an `assert` did not hold"),
 ]
@@ -124,15 +131,25 @@ def where(error: BaseException) -> str:
 
 def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
-    raised = ": ".join(filter(None, [_kind(error), _message(error)]))
+    kind, message = _kind(error), _message(error)
+    raised = f"{kind}: {message}" if message else kind
     meaning = _machines_fault(error) or next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
     line = where(error)
     if raised == "NotImplementedError":
         return f"your code raised NotImplementedError{line}: part of it is still to be written"
+    message = message.removesuffix(".")
     if not line:  # the judge fell over the answer, or could not call it
-        doubt = "does it take and return what the task says, with that shape and dtype?"
-        return f"the check could not continue with your answer ({raised}): {meaning or doubt}"
-    return f"your code raised {raised}{line}" + (f": {meaning}" if meaning else "")
+        doubt = meaning or "does it take and return what the task says, with that shape and dtype?"
+        return (
+            f"the check could not continue with your answer ({raised.removesuffix('.')}). {doubt[0].upper()}{doubt[1:]}"
+        )
+    words = f" ({message})" if message else ""
+    return f"your code raised {kind}{words}{line}" + (f": {meaning}" if meaning else "")
+
+
+def signature(error: BaseException) -> str:
+    """Name an exception so that two of one cause are alike: its type, and the first sentence of its message."""
+    return f"{_kind(error)}: {_message(error).split('. ')[0]}"
 
 
 def short(text: str, length: int = _LONG) -> str:
@@ -155,6 +172,7 @@ def _kind(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return short(str.strip(str(error)).split("\n")[0])
+        line = short(_ANSI.sub("", str.strip(str(error))).split("\n")[0])
+        return re.sub(r"(, but expected one of)?:$", "", line)  # what it announces is on the lines below
     except Exception:  # an exception of the reader's own may be broken too
         return ""

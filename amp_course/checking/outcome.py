@@ -1,6 +1,6 @@
 """What a check gives back, and how it looks: HTML in a notebook, plain text anywhere else.
 
-Nothing here judges; `exercise.py` does.
+Nothing here judges; `judging.py` does.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from amp_course.kit.markup import inline_html
+from amp_course.kit.markup import inline_html, plain_text
 
 State = Literal["not attempted", "not yet", "correct"]
 
-# A sign beside each colour, so that the state is told without colour too.
+# A sign with each colour, so that the state can be read without colour, too.
 _LOOKS = {
     "not attempted": ("○", "--jp-border-color1, #9e9e9e"),
     "not yet": ("✗", "--jp-warn-color1, #e65100"),
@@ -23,6 +23,17 @@ _LOOKS = {
     "solution": ("→", "--jp-info-color1, #1565c0"),
     "card": ("✎", "--jp-brand-color1, #1565c0"),
 }
+
+
+class Wrong(Exception):
+    """Raised for a wrong answer: the diagnosis, cause first and then the cure, continuing "Not yet, because …".
+
+    mistake: the name of the mistake in the exercise's table that does what the answer did, if one does
+    """
+
+    def __init__(self, told: str, mistake: str | None = None) -> None:
+        super().__init__(told)
+        self.mistake = mistake
 
 
 def box_html(look: str, head: str, lines: list[str], code: str | None = None) -> str:
@@ -77,11 +88,13 @@ class Outcome(Shown):
     state:   "not attempted", "not yet" or "correct"
     message: why; for "not yet" the cause and the cure, in words that continue "Not yet, because …"
     notes:   anything else worth telling: a state that was put back, progress that could not be saved
+    mistake: the name of the known mistake that the answer makes, if it makes one
     """
 
     state: State
     message: str
     notes: tuple[str, ...] = ()
+    mistake: str | None = None
 
     def __bool__(self) -> bool:
         return self.state == "correct"
@@ -92,7 +105,7 @@ class Outcome(Shown):
 
     def __str__(self) -> str:
         joint = " because " if self.state == "not yet" else " "
-        return "\n".join([self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)])
+        return plain_text("\n".join([self._head + joint + self.message, *(f"Note: {note}" for note in self.notes)]))
 
     __repr__ = __str__
 
@@ -111,7 +124,7 @@ class Note(Shown):
     code: str | None = None
 
     def __str__(self) -> str:
-        return "\n".join([self.head, *self.lines, *([self.code] if self.code else [])])
+        return "\n".join([plain_text(self.head), *map(plain_text, self.lines), *([self.code] if self.code else [])])
 
     __repr__ = __str__
 

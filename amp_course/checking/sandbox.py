@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +32,12 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def sandbox() -> Iterator[Sandbox]:
-    """Put everything back after the body, and tell what had changed. A state that cannot be put back is named."""
+def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
+    """Put everything back after the body, or some items, and tell what had changed. What cannot be put back is named."""
     found = Sandbox()
     with warnings.catch_warnings():
         filters = list(warnings.filters)
-        before = [(item, _read(item.get)) for item in STATE]
+        before = [(item, _read(item.get)) for item in (STATE if items is None else items)]
         random_before = _read(random_state)
         modules = frozenset(sys.modules)
         try:

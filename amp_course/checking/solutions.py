@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from amp_course.checking.blank import is_blank
@@ -37,7 +38,9 @@ def _answer(lines: list[str], name: str) -> str:
     begin = markers.index(BEGIN) if BEGIN in markers else 0
     kept = [line for line in lines[:begin] if not _is_placeholder(line)]
     kept += [
-        line for line in lines[begin:] if line.strip() not in (BEGIN, END) and not line.startswith(f"{name}.check")
+        line
+        for line in lines[begin:]
+        if line.strip() not in (BEGIN, END) and not re.match(rf"(exercises\.)?{name}\.check", line)
     ]
     return "\n".join(kept).strip()
 

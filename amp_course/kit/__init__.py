@@ -1,1 +1,1 @@
-"""What every chapter stands on: hardware, measuring, data, models, figures, widgets."""
+"""What every chapter uses: hardware, measuring, data, models, figures, widgets."""

@@ -54,8 +54,13 @@ def dtype_support(device: torch.device | str) -> tuple[DtypeSupport, ...]:
     return tuple(judge(name, seconds[name], seconds["fp32"]) for name in DTYPES)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Write a dtype as a reader would: torch.float32 → "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def judge(name: str, measured: float | str, fp32: float | str) -> DtypeSupport:
-    """Judge a format by its seconds per matmul, or by the error the matmul raised, beside fp32's.
+    """Judge a format by its seconds per matmul, or by the error the matmul raised, compared with fp32's.
 
     Example: judge("fp16", 0.042, 0.001).state → "emulated"
     """
@@ -98,7 +103,7 @@ def explain_emulated(supports: Iterable[DtypeSupport]) -> str:
 def _matmul_seconds(device: torch.device) -> dict[str, float | str]:
     """Return the least seconds of each format's matmul or, in their place, why it cannot be had."""
     size = SIZE_CPU if device.type == "cpu" else SIZE_ACCELERATOR
-    # A generator of its own, no autocast, no graph: whoever calls for a report finds everything as it was.
+    # A generator of its own, no autocast, no graph: a report changes nothing for its caller.
     source = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device)
     found: dict[str, float | str] = {}
     samples: dict[str, list[float]] = {}
@@ -138,7 +143,7 @@ def _one_matmul(name: str, matrix: torch.Tensor, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-# torch 2.9 and later keep a precision for each backend, and raise where the older, global setting is used beside it.
+# torch 2.9 and later keep a precision for each backend, and raise where the older, global setting is used as well.
 _BACKENDS: list[Any] = [
     backend
     for backend in (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))

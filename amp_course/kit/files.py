@@ -66,7 +66,7 @@ def locked(path: Path, seconds: float = 5.0) -> Iterator[None]:
 
 
 def unused_name(path: Path, word: str) -> Path:
-    """Return a name beside the path that no file has: 06_loop.ipynb, "new-2026-11-21" → 06_loop.new-2026-11-21.ipynb.
+    """Return a name in the same folder that no file has: 06_loop.ipynb, "new-2026-11-21" → 06_loop.new-2026-11-21.ipynb.
 
     Hold `locked` until the name is used, or another process may be given the same.
     """

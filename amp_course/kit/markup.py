@@ -1,16 +1,30 @@
-"""Turn the little Markdown that messages use into HTML: `code` and **bold**, everything else escaped.
+"""Render the little Markdown that messages use, `code` and **bold**: as HTML, and as plain text.
 
 A whole Markdown library would take the underscores of `__init__` and the stars of a formula for emphasis.
 """
 
 import html
+import itertools
 import re
+from collections.abc import Iterator
+
+_BOLD = re.compile(r"\*\*(\S|\S.*?\S)\*\*")
 
 
 def inline_html(text: str) -> str:
     """Return a line as HTML. Example: "`a<b` is **not** c" → "<code>a&lt;b</code> is <b>not</b> c" """
-    parts = re.split(r"`([^`]+)`", html.escape(text, quote=False))
     return "".join(
-        f"<code>{part}</code>" if is_code else re.sub(r"\*\*(\S|\S.*?\S)\*\*", r"<b>\1</b>", part)
-        for part, is_code in zip(parts, [False, True] * len(parts), strict=False)
+        f"<code>{part}</code>" if is_code else _BOLD.sub(r"<b>\1</b>", part)
+        for part, is_code in _parts(html.escape(text, quote=False))
     )
+
+
+def plain_text(text: str) -> str:
+    """Return a text without the stars of **bold**; backticks stay, which set code apart in plain text, too."""
+    return "".join(f"`{part}`" if is_code else _BOLD.sub(r"\1", part) for part, is_code in _parts(text))
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """Cut a text into prose and code, in turn."""
+    parts = re.split(r"`([^`]+)`", text)
+    return zip(parts, itertools.cycle([False, True]), strict=False)

@@ -5,7 +5,7 @@ runs one real step and follows every tensor through it.
 
 What it does not see: the workspace an op takes and gives back inside itself (convolutions, and bf16 matmuls
 on a CPU, take some), and the rounding and caching of the allocator. So the peak is that of the tensors; the
-CUDA allocator's own figure stands beside it where there is one. Under torch.compile ops are fused and their
+CUDA allocator's own figure is shown with it where there is one. Under torch.compile ops are fused and their
 temporaries gone: measure the eager model.
 """
 
@@ -87,7 +87,7 @@ class StepMemory:
     cast_copies: int  # low-precision weights made by autocast, kept until its region or backward ends
     peak: int  # of all tensors together, so also of the temporary ones; on the device of the parameters
     cuda_peak: int | None  # the CUDA allocator's figure for the same step; None on another device
-    masters: int = 0  # weights that the optimizer owns beside the model's: fp32 copies of 16-bit ones
+    masters: int = 0  # weights that the optimizer owns besides the model's: fp32 copies of 16-bit ones
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""The frame that every panel stands in: a title, labelled controls, a view, and a line for errors.
+"""The frame of every panel: a title, labelled controls, a view, and a line for errors.
 
 A panel is an ipywidgets `VBox`. It redraws by setting a trait (an `HTML.value`, an `Image.value`), never through an
 `Output`, so notebooks compare cleanly; and it carries a still picture for pages without a kernel.
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from amp_course.kit.style import png
 
-WIDE = {"description_width": "8em"}  # one width for all labels, so that controls stand in line
+WIDE = {"description_width": "8em"}  # one width for all labels, so that controls line up
 
 
 class Panel(widgets.VBox):

@@ -26,7 +26,7 @@ def course_root() -> Path:
         return clone
     here = _current_folder()
     for folder in (here, *here.parents):
-        # Many a project has a folder notebooks/; with exercises/ beside it, it is this one.
+        # Many a project has a folder notebooks/; with exercises/ next to it, it is this one.
         if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir():
             return folder
     raise CourseError(

@@ -82,6 +82,6 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: st
 
 
 def swatch(colour: str, hatch: str = "") -> str:
-    """Return a small filled box to stand in a line of text, as a legend does."""
+    """Return a small filled box for a line of text, as in a legend."""
     mark = box(0, 0, 16, 12, colour, hatch=hatch)
     return f'<svg width="16" height="12" style="vertical-align:-1px" aria-hidden="true">{mark}</svg>'

@@ -123,7 +123,7 @@ def scale_figure(scales: Sequence[float], skipped: Sequence[int]) -> Figure:
 
 
 def report_card_figure(card: ReportCard) -> Figure:
-    """Draw the report card: for each workload time and peak memory relative to fp32; published speed-ups beside them."""
+    """Draw the report card: for each workload time and peak memory relative to fp32; published speed-ups next to them."""
     names = card.workloads()
     recipes = list({row.recipe.name: row.recipe for row in card.rows}.values())
     tall = 0.24 * (len(recipes) + 1) * len(names)

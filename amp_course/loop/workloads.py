@@ -116,7 +116,7 @@ def char_gpt(device: torch.device, batch_size: int | None = None) -> Workload:
 def _session(
     recipe: AnyRecipe, model: nn.Module, make_optimizer: MakeOptimizer, loss_fn: LossFn, batches: Iterable[Batch]
 ) -> Session:
-    endless = itertools.chain.from_iterable(itertools.repeat(batches))  # each pass draws the same batches anew
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))  # each pass draws the same batches again
     return Session(recipe, recipe.prepare(model, make_optimizer, loss_fn), endless)
 
 

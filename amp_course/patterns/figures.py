@@ -68,7 +68,7 @@ def resume_figure(losses: Mapping[str, Sequence[float]], scales: Mapping[str, Se
 
 
 def workbench_figure(lines: Sequence[Line], judged: Sequence[Judgement]) -> Figure:
-    """Write a loop with its changed lines marked in colour and margin, and what an audit says of its behaviours beside it."""
+    """Write a loop with its changed lines marked in colour and margin, and next to it what an audit says of its behaviours."""
     rows = max(len(lines), len(judged)) + 1
     wrong = [f"{behaviour}: {word}" for state, behaviour, word in judged if state == "wrong"]
     alt = f"A training loop of {sum(line.mark != '−' for line in lines)} lines and its audit. {'; '.join(wrong) or 'No fault'}."

@@ -40,7 +40,7 @@ def first_collision(fmt: FloatFormat) -> int:
 def distinct_positions(n: int, fmt: FloatFormat) -> int:
     """Return how many values the positions 0 … n−1 have: (4096, bf16) → 769, (131072, fp16) → 7169.
 
-    inf, which stands for all positions past the range, counts as one value.
+    inf, which all positions past the range become, counts as one value.
 
     Raises TypeError unless n is an int, ValueError if it is negative or the format does not hold 1.
     """

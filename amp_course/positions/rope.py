@@ -38,7 +38,7 @@ class Rope:
     fault:     which step is low, "none" for the right one; FAULTS says what each is
     fmt:       the low format, and the one that cos and sin are cast to last
 
-    Raises TypeError for a head size that is no int, ValueError for one that is odd or not positive, a base of 1 or
+    Raises TypeError for a head size that is not an int, ValueError for one that is odd or not positive, a base of 1 or
     less, an unknown fault, or autocast's fault in a format that torch cannot autocast to.
     Source: Su et al. 2021 (arXiv:2104.09864); channels in two halves, as GPT-NeoX and Llama lay them out.
     """
@@ -137,7 +137,7 @@ def similarity(ids: Tensor, head_size: int, base: float = 10_000.0) -> Tensor:
 
 
 def check_head_size(head_size: Any) -> None:
-    """Raise TypeError for a head size that is no int, ValueError for one that is odd or not positive."""
+    """Raise TypeError for a head size that is not an int, ValueError for one that is odd or not positive."""
     if isinstance(head_size, bool) or not isinstance(head_size, int):
         raise TypeError(f"a head size has to be an int, not {head_size!r}: pass the number of channels of one head")
     if head_size < 2 or head_size % 2:

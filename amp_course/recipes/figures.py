@@ -28,7 +28,7 @@ _ON_BAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}
 
 
 def recipe_table_figure(table: RecipeTable) -> Figure:
-    """Draw what a step holds: bytes per parameter by kind, with their formats, and the activations beside them."""
+    """Draw what a step holds: bytes per parameter by kind, with their formats, and next to them the activations."""
     said = "; ".join(
         f"{row.label} {row.bytes_per_parameter:.1f} and {bytes_text(row.activation_bytes)}" for row in table.rows
     )
@@ -110,7 +110,7 @@ _DEAD: dict[str, Any] = {"facecolor": "#FBE3D5", "edgecolor": COLOURS["amp_fp16"
 
 
 def survival_figure(found: SurvivalMap) -> Figure:
-    """Draw accuracy or death by recipe and batch size for each setting, and the published ImageNet runs beside them."""
+    """Draw accuracy or death by recipe and batch size for each setting, and next to them the published ImageNet runs."""
     figure, axes = new_figure(8, 6.4, columns=2, rows=2, dots=FEWER_DOTS, alt=_survival_in_words(found))
     rows = list(dict.fromkeys(label for recipe, label in _ROWS.items() if recipe in found.recipes()))
     places = [axes[0][0], axes[0][1], axes[1][0]]

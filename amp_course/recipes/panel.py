@@ -182,7 +182,7 @@ class RecipeExplorer(Panel):
         return self._measured[kept], self._reached[arrived]
 
     def still(self) -> Figure:
-        """Return the bytes for each parameter and the activations beside fp32's, as they stand."""
+        """Return the current bytes for each parameter and the activations, next to fp32's."""
         return recipe_table_figure(RecipeTable(self._rows))
 
 

@@ -1,4 +1,4 @@
-"""Draw what `RecipeExplorer` shows, as HTML: bytes for each parameter as bars beside fp32's, and a table of what was measured."""
+"""Draw what `RecipeExplorer` shows, as HTML: bytes for each parameter as bars next to fp32's, and a table of measurements."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def starts(fmt: FloatFormat) -> tuple[float, float, float]:
 class ZoneHistogram:
     """How many numbers lie in each binade, by zone.
 
-    exponents: e stands for the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in a row
+    exponents: e means the numbers from 2^e up to 2^(e+1), after scaling and before rounding; all in a row
     counts:    zone → one count for each exponent
     infinite:  numbers that are inf, and so in no binade
     """

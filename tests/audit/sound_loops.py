@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.audit.case import Case, Made
@@ -167,6 +168,35 @@ def docs_penalty() -> Made:
         loss = F.cross_entropy(model(x), y)
         gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         return loss + torch.stack([gradient.pow(2).sum() for gradient in gradients]).sum().sqrt()
+
+    return step, dict(model=model, optimizer=optimizer, batches=classes(), scaler=scaler, loss=with_penalty)
+
+
+@case(
+    "penalty outside the region",
+    "gradient penalty",
+    "Sums that the first pass takes in fp16, for biases, are not the loss.",
+)
+def penalty_outside() -> Made:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaled = grad(scaler.scale(loss), list(model.parameters()), create_graph=True)
+        penalty = torch.cat([(one / scaler.get_scale()).flatten() for one in scaled]).norm()
+        scaler.scale(loss + penalty).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def with_penalty(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        return (
+            loss + torch.cat([one.flatten() for one in grad(loss, list(model.parameters()), create_graph=True)]).norm()
+        )
 
     return step, dict(model=model, optimizer=optimizer, batches=classes(), scaler=scaler, loss=with_penalty)
 

@@ -48,11 +48,12 @@ def test_start_page_runs_and_its_first_exercise_answers(lab, page):
     assert not [url for url in asked if "/news" in url], "JupyterLab asked for news"
     expect(page.get_by_text("Would you like to get notified about official Jupyter news?")).to_have_count(0)
 
-    retype(page, cell_with(page, "answer = ..."), "answer = torch.float16\nwhich_dtype.check(answer)")
-    cell = cell_with(page, "answer = torch.float16")
-    expect(cell.locator(".jp-OutputArea")).to_contain_text("narrower of the two does not win")
-    retype(page, cell, "answer = torch.float32\nwhich_dtype.check(answer)")
-    expect(cell_with(page, "answer = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
+    check = "exercises.which_dtype.check(which_dtype)"
+    retype(page, cell_with(page, "which_dtype = ..."), f"which_dtype = torch.float16\n{check}")
+    cell = cell_with(page, "which_dtype = torch.float16")
+    expect(cell.locator(".jp-OutputArea")).to_contain_text("not to the narrower one")
+    retype(page, cell, f"which_dtype = torch.float32\n{check}")
+    expect(cell_with(page, "which_dtype = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
 
 
 def test_progress_survives_a_restart(lab, page, browser):
@@ -60,12 +61,12 @@ def test_progress_survives_a_restart(lab, page, browser):
     restart_and_run_all(page)
     expect(errors(page)).to_have_count(0)
     expect(outputs(page).get_by_text("Not attempted.")).to_have_count(6)
-    cell = cell_with(page, "count_bytes.check(bytes_per_parameter)")
-    retype(page, cell, 'answer = {"fp32": 16, "amp": 8, "half": 8}\ncount_bytes.check(answer)')
-    cell = cell_with(page, "count_bytes.check(answer)")
-    expect(cell.locator(".jp-OutputArea")).to_contain_text("AMP does not halve")
-    retype(page, cell, 'answer = {"fp32": 16, "amp": 16, "half": 8}\ncount_bytes.check(answer)')
-    expect(cell_with(page, "count_bytes.check(answer)").locator(".jp-OutputArea")).to_contain_text("Correct.")
+    check = "exercises.count_bytes.check(count_bytes)"
+    cell = cell_with(page, check)
+    retype(page, cell, f'count_bytes = {{"fp32": 16, "amp": 8, "half": 8}}\n{check}')
+    expect(cell_with(page, check).locator(".jp-OutputArea")).to_contain_text("averages stay fp32")
+    retype(page, cell_with(page, check), f'count_bytes = {{"fp32": 16, "amp": 16, "half": 8}}\n{check}')
+    expect(cell_with(page, check).locator(".jp-OutputArea")).to_contain_text("Correct.")
     save(page)
 
     lab.stop()

@@ -19,6 +19,7 @@ import torch
 import amp_course
 from amp_course.checking import Exercise, Outcome, Wrong, progress
 from amp_course.checking.exercise import _named
+from amp_course.checking.judging import Turn
 from tests.checking.conftest import shared_state
 
 pytestmark = pytest.mark.usefixtures("unchanged")
@@ -362,11 +363,11 @@ def loops_with_what_is_never_freed() -> None:
 ENDLESS_OBJECTS: dict[str, tuple[Any, str]] = {
     "str": (raising(Exception, __str__=for_ever), "had not finished"),
     "str, BaseException": (raising(BaseException, __str__=for_ever), "had not finished"),
-    "repr": (raising(Exception, __repr__=for_ever), "your code raised Mine: words"),
-    "class": (raising(Exception, __class__=property(for_ever)), "your code raised Mine: words"),
+    "repr": (raising(Exception, __repr__=for_ever), "your code raised Mine (words)"),
+    "class": (raising(Exception, __class__=property(for_ever)), "your code raised Mine (words)"),
     "getattribute": (raising(Exception, __getattribute__=for_ever), ""),
-    "cause": (from_endless_cause, "your code raised ValueError: no in line"),
-    "name of the class": (of_endless_class, "your code raised Mine: words in line"),
+    "cause": (from_endless_cause, "your code raised ValueError (no) in line"),
+    "name of the class": (of_endless_class, "your code raised Mine (words) in line"),
     "args": (lambda: (_ for _ in ()).throw(KeyError(type("Key", (), {"__repr__": for_ever})())), "had not finished"),
     "del, in a local": (holds_what_is_never_freed, ""),
     "del, in a loop": (loops_with_what_is_never_freed, "had not finished"),
@@ -506,7 +507,7 @@ def trains():
     weight.sum().backward()
     optimizer.step()
 times = []
-exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), judge, "why", "alt", seconds=1.0)
+exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), "why", "alt", judge, seconds=1.0)
 exercise.show = lambda: None
 exercise.check(lambda: ...)
 print("blank", "torch._dynamo" in sys.modules)
@@ -544,7 +545,7 @@ def test_leaks_beside_an_error_are_notes(make: Make) -> None:
         raise ValueError("no")
 
     outcome = make().check(fails)
-    assert outcome.message.startswith("your code raised ValueError: no")
+    assert outcome.message.startswith("your code raised ValueError (no)")
     assert len(outcome.notes) == 2
     assert outcome.notes[0].startswith("Your code leaves gradients switched off")
     assert outcome.notes[1].startswith("your code seeds the global random generator")
@@ -611,8 +612,8 @@ def test_hints_come_one_by_one(make: Make, capsys: pytest.CaptureFixture[str]) -
     assert heads == (
         "Hint 1 of 3 (2 more)",
         "Hint 2 of 3 (1 more)",
-        "Hint 3 of 3 (that was the last; `probe.solution()` shows an answer)",
-        "Hint 3 of 3 (that was the last; `probe.solution()` shows an answer)",
+        "Hint 3 of 3 (that was the last; `exercises.probe.solution()` shows an answer)",
+        "Hint 3 of 3 (that was the last; `exercises.probe.solution()` shows an answer)",
     )
     assert lines[0] == ("1. look",)
     assert lines[2] == lines[3] == ("1. look", "2. look closer", "3. it is this")
@@ -633,3 +634,30 @@ def test_card(make: Make) -> None:
     assert repr(exercise) == f"Exercise 1: Probe\n{facts}\nKeep x < 3 in `f`."
     assert facts in exercise._repr_html_()
     assert "Keep x &lt; 3 in <code>f</code>." in exercise._repr_html_()
+
+
+def test_an_instance_of_an_answer_that_is_a_class_is_refused_in_its_own_words(make: Make) -> None:
+    class MyScaler:
+        def scale(self, loss: Any) -> Any:
+            return loss
+
+        def update(self) -> None: ...
+
+    judged = make(name="double")
+    judged.judge_by(
+        right=MyScaler, play=lambda answer, draw: iter([Turn("", {"it": "update" in vars(answer)})]), mistakes=[]
+    )
+    assert "needs the class itself" in judged.check(MyScaler()).message
+    assert "`exercises.double.check(MyScaler)`" in judged.check(MyScaler()).message
+
+
+def test_methods_that_are_still_empty_are_named_below_what_is_wrong(make: Make) -> None:
+    class Half:
+        def scale(self, loss: Any) -> Any:
+            return loss
+
+        def update(self) -> None: ...
+
+    judged = make(name="double")
+    judged.judge_by(right=lambda: 1, play=lambda answer, draw: iter([Turn("", {"it": answer is Half})]), mistakes=[])
+    assert judged.check(Half).notes[-1] == "Still empty: `update()`."

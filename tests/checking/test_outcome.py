@@ -86,7 +86,7 @@ SETUP = """
     def judge(answer):
         if answer() != 2:
             raise Wrong("it is `<2>`, not " + str(answer()))
-    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), judge, "why", "other", seconds=1)
+    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), "why", "other", judge, seconds=1)
 """
 
 
@@ -128,7 +128,7 @@ CELLS: list[tuple[str, list[tuple[str, str]]]] = [
     ("h = ex.hint()", [("display_data", "1. look\n2. closer")]),
     (
         "ex.check(lambda: 1 / 0)",
-        [("display_data", "ZeroDivisionError: division by zero in line 1, `ex.check(lambda: 1 / 0)`")],
+        [("display_data", "ZeroDivisionError (division by zero) in line 1, `ex.check(lambda: 1 / 0)`")],
     ),
     (ENDLESS, [("display_data", "had not finished after 1 seconds and was stopped in line 4, `time.sleep(0.05)`")]),
     ("ex.check(lambda: __import__('sys').exit())", [("display_data", "raised SystemExit")]),

@@ -314,7 +314,7 @@ def trains():
     weight.sum().backward()
     optimizer.step()
     import matplotlib.pyplot
-exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), lambda answer: answer(), "why", "alt")
+exercise = Exercise("loop", "probe", 1, "Probe", "t", 1, 1, 1, 1, ("a",), "why", "alt", lambda answer: answer())
 exercise.check(trains)
 """
 

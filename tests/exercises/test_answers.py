@@ -1,72 +1,119 @@
-"""Every wrong answer gets its own diagnosis, every right one passes, every blank is "not attempted"."""
+"""Every known mistake is told as itself, every right answer passes, every blank is "not attempted"."""
 
 import importlib
+import inspect
+from collections.abc import Generator
+from typing import Any
 
 import pytest
-import torch
 
+from amp_course.checking import Exercise, Mistake
+from amp_course.checking.judging import Judge, Turn
 from amp_course.course import available
-from amp_course.loop.exercises import add_autocast
 from tests.conftest import DIAGNOSIS
 
-CHAPTERS = [chapter for chapter in available() if chapter.exercises()]
-EXERCISES = [exercise for chapter in CHAPTERS for exercise in chapter.exercises()]
+EXERCISES = [exercise for chapter in available() for exercise in chapter.exercises()]
+DRAWS = 20
+each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 
 
-def answers(kind):
-    found = []
-    for chapter in CHAPTERS:
-        module = importlib.import_module(f"tests.exercises.answers.{chapter.word}")
-        for exercise in chapter.exercises():
-            for label, answer in getattr(module, kind)[exercise.name].items():
-                found.append(pytest.param(exercise, label, answer, id=f"{exercise.id}-{label}"))
-    return found
+def answers(exercise: Exercise) -> Any:
+    """The module of answers to an exercise that were written without a look at its table of mistakes."""
+    return importlib.import_module(f"tests.exercises.{exercise.chapter}.{exercise.name}")
 
 
-@pytest.mark.parametrize(("exercise", "mistake", "case"), answers("WRONG"))
-def test_wrong_answer_is_told_why(exercise, mistake, case, record_property):
-    answer, words = case
-    outcome = exercise.check(answer)
-    record_property(DIAGNOSIS, (exercise.id, mistake, outcome.message))
-    assert outcome.state == "not yet"
-    assert words in outcome.message
+def of_all(kind: str) -> list[Any]:
+    return [
+        pytest.param(exercise, label, answer, id=f"{exercise.id}-{label}")
+        for exercise in EXERCISES
+        for label, answer in getattr(answers(exercise), kind).items()
+    ]
 
 
-@pytest.mark.parametrize(("exercise", "label", "answer"), answers("RIGHT"))
-def test_right_answer_passes(exercise, label, answer):
+def judge_of(exercise: Exercise) -> Judge:
+    assert isinstance(exercise.judge, Judge)
+    return exercise.judge
+
+
+@each_exercise
+def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise) -> None:
+    judge = judge_of(exercise)
+    for seed in range(DRAWS):
+        right = judge.turns(judge.right, seed)
+        turns = {one: judge.turns(one.made_of(judge.right), seed) for one in exercise.mistakes}
+
+        def played(mistake: Mistake, turns: dict[Mistake, list[Turn]] = turns) -> Generator[Turn]:
+            yield from turns[mistake]
+
+        assert judge.explain(right, right, played) is None
+        for mistake, mine in turns.items():
+            wrong = judge.explain(mine, right, played)
+            assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}, draw {seed}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "mistake"),
+    [pytest.param(one, mistake, id=f"{one.id}-{mistake.name}") for one in EXERCISES for mistake in one.mistakes],
+)
+def test_mistake_is_told_by_the_check(exercise: Exercise, mistake: Mistake, record_property: Any) -> None:
+    outcome = exercise.check(mistake.made_of(judge_of(exercise).right))
+    record_property(DIAGNOSIS, (exercise.id, mistake.name, outcome.message))
+    assert outcome.state == "not yet" and outcome.mistake == mistake.name
+
+
+@pytest.mark.parametrize(("exercise", "label", "answer"), of_all("RIGHT"))
+def test_right_answer_passes(exercise: Exercise, label: str, answer: Any) -> None:
     for _ in range(3):  # inputs are drawn anew
         outcome = exercise.check(answer)
         assert outcome.state == "correct", outcome.message
 
 
-@pytest.mark.parametrize(
-    "exercise", [one for one in EXERCISES if one.takes == "function"], ids=lambda exercise: exercise.id
-)
-def test_an_answer_that_raises_is_told_so(exercise):
-    def broken(*arguments, **named):
+@pytest.mark.parametrize(("exercise", "label", "case"), of_all("WRONG"))
+def test_wrong_answer_is_told_nothing_false(exercise: Exercise, label: str, case: Any, record_property: Any) -> None:
+    answer, mistake = case  # None: no mistake of the table does the same, so no cause is named
+    outcome = exercise.check(answer)
+    record_property(DIAGNOSIS, (exercise.id, label, outcome.message))
+    assert outcome.state == "not yet" and outcome.mistake == mistake, outcome.message
+
+
+@each_exercise
+def test_enough_answers_are_kept(exercise: Exercise) -> None:
+    assert len(exercise.mistakes) >= 4
+    assert len(answers(exercise).RIGHT) >= 3 and len(answers(exercise).WRONG) >= 3
+    assert len({one.name for one in exercise.mistakes}) == len(exercise.mistakes)
+
+
+@each_exercise
+def test_demands_of_the_card_are_tested(exercise: Exercise) -> None:
+    demands = [mistake.breaks for mistake in exercise.mistakes if mistake.breaks]
+    assert demands, "no mistake says which words of the card it goes against"
+    for words in demands:
+        assert words in exercise.task, words
+
+
+@each_exercise
+def test_an_answer_that_raises_is_told_so(exercise: Exercise) -> None:
+    if exercise.takes != "function":
+        return
+
+    def broken(*arguments: Any, **named: Any) -> None:
         raise KeyError("mine")
 
     outcome = exercise.check(broken)
     assert outcome.state == "not yet" and "KeyError" in outcome.message
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_enough_answers_are_kept(exercise):
-    module = importlib.import_module(f"tests.exercises.answers.{exercise.chapter}")
-    assert len(module.WRONG[exercise.name]) >= 4
-    assert len(module.RIGHT[exercise.name]) >= 2
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_card_is_filled_in(exercise):
+@each_exercise
+def test_card_is_filled_in(exercise: Exercise) -> None:
     assert 1 <= exercise.difficulty <= 5 and 1 <= exercise.importance <= 5
     assert len(exercise.hints) >= 2 and exercise.why and exercise.alternative
     assert exercise.solution().code
+    assert exercise.name in exercise.task, "the card names what is to be written"
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_blank_is_not_attempted(exercise):
-    def blank(*arguments):
+@each_exercise
+def test_blank_is_not_attempted(exercise: Exercise) -> None:
+    def blank(*arguments: Any) -> None:
         """A docstring is no attempt."""
         ...
 
@@ -75,17 +122,8 @@ def test_blank_is_not_attempted(exercise):
         assert exercise.check(blank).state == "not attempted"
 
 
-def test_judging_is_not_fixed_to_one_draw():
-    """A function that returns what was right once is wrong the next time: inputs are drawn anew."""
-    seen = []
-
-    def parrot(model, inputs, targets, loss_fn, optimizer):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_fn(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append(loss.item())
-        return seen[len(seen) % 5]
-
-    assert add_autocast.check(parrot).state == "not yet"
+@each_exercise
+def test_file_and_object_bear_one_name(exercise: Exercise) -> None:
+    module = importlib.import_module(f"amp_course.{exercise.chapter}.exercises")
+    assert getattr(module, exercise.name) is exercise
+    assert inspect.getsourcefile(judge_of(exercise).play).endswith(f"{exercise.chapter}/exercises/{exercise.name}.py")

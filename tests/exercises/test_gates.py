@@ -85,7 +85,11 @@ def test_a_blank_has_something_to_read_before_it():
     for chapter in CHAPTERS:
         cells = book("exercises", chapter).cells
         for exercise in chapter.exercises():
-            cards = [n for n, c in enumerate(cells) if c.cell_type == "code" and c.source.strip() == exercise.name]
+            cards = [
+                n
+                for n, c in enumerate(cells)
+                if c.cell_type == "code" and c.source.strip() == f"exercises.{exercise.name}"
+            ]
             assert len(cards) == 1, f"{exercise.id}: its card is shown once"
 
 

@@ -1,11 +1,13 @@
-"""Phrases that a native author would not write, in what readers read: notebooks' Markdown, messages, the README.
+"""Phrases that a native author would not write: in notebooks' Markdown, messages, docstrings, comments, the README.
 
 A short list of what has crept in again and again, each with what to write instead. It is no style guide: add a phrase only if it
 is wrong wherever it matches.
 """
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import nbformat
@@ -28,24 +30,31 @@ INSTEAD = {
     r"\bwhoever\b": "if you …",
     r"\btells? of\b": "means; shows",
     r"\binside of\b": "inside",
-    r"\bbeside (torch|pytorch|fp32|gradients|the lists?|the published|(an?|the) (fp32|large|plain|median))": "compared with",
+    r"\bbeside\b": "next to; compared with; besides",
+    r"\bhanded (in|on|over)\b": "passed",
+    r"(?<!there )\bis no (number|int|float|tensor|function|list|dict|pair|dtype|class|module)\b": "is not a …",
+    r"\bthe (check|test|judge|proxy|scaler|step) wants\b": "expects; asks for",
+    r"\bdef _?about_": "check_…, find_…, describe_…",
 }
 
 
 def texts(path):
-    """Yield (place, text) for what a reader sees of a file: docstrings and comments are for others."""
+    """Yield (place, text) for the prose of a file: of Python code its strings, its comments and its functions' names."""
     if path.suffix == ".md":
         yield from enumerate(path.read_text("utf-8").splitlines(), 1)
     elif path.suffix == ".ipynb":
         cells = nbformat.read(path, as_version=4).cells
         yield from ((cell.id, cell.source) for cell in cells if cell.cell_type == "markdown")
     else:
-        tree = ast.parse(path.read_text("utf-8"))
-        expressions = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
-        comments = {id(value) for value in expressions if isinstance(value, ast.Constant)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in comments:
+        code = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.lineno, node.value
+            elif isinstance(node, ast.FunctionDef):
+                yield node.lineno, f"def {node.name}"
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 def found_in(path):

@@ -86,7 +86,7 @@ def _is_constant(owner: Any, name: str, value: Any) -> bool:
 
 
 def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
-    """Return (module or class, name, original) for each name that stands for something else now."""
+    """Return (module or class, name, original) for each name that refers to something else now."""
     found = []
     for owner, old in was:
         now = _names(owner)

@@ -216,7 +216,7 @@ def _check_values(now: Mapping[str, Any], saved: Mapping[str, Any], what: str) -
         )
     for name, value in now.items():
         free = name == "params" or (name in _CHOICES and saved.get(name) is None)
-        free |= name == "_schedulers" and isinstance(saved.get(name), (list, tuple))  # each is checked by itself
+        free |= name == "_schedulers" and isinstance(saved.get(name), (list, tuple))  # each is checked on its own
         if name in saved and not free and not _alike(value, saved[name]):
             raise CheckpointError(
                 f"the checkpoint has {_short(saved[name])} for {name} of {what}, which here is {_short(value)}. {_DAMAGED}"

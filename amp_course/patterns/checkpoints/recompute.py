@@ -13,7 +13,7 @@ from amp_course.audit import Audit, Finding
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
-from amp_course.checking.values import dtype_name
+from amp_course.kit.dtypes import dtype_name
 
 CHECKPOINT_FAULTS: dict[str, tuple[str, str]] = {
     "checkpointing-raises": ("the checkpointed pass raised an exception", "Mend what it names"),

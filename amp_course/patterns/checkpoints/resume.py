@@ -113,7 +113,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
     at_stop = _state(unbroken)
     for number in range(stop, steps):
         unbroken.step(number)
-    torch.manual_seed(secrets.randbits(31))  # a new process would not stand where this one does
+    torch.manual_seed(secrets.randbits(31))  # a new process would draw other numbers
     resumed = build()
     try:
         goes_on = load(resumed, path)

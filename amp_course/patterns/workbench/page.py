@@ -78,7 +78,7 @@ _LOOKS: dict[State, str] = {
 
 
 def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Audit) -> str:
-    """Return the panel's HTML: the verdict in a sentence, the loop beside the behaviours, and the findings under them."""
+    """Return the panel's HTML: the verdict in a sentence, the loop next to the behaviours, and the findings below."""
     return (
         f'<div style="color:{INK};line-height:1.5">'
         f'<div role="status" aria-live="polite" style="margin-bottom:6px">{headline(judged, audit)}</div>'

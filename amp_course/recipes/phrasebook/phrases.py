@@ -9,7 +9,7 @@ from amp_course.recipes.phrasebook.libraries import LIBRARIES
 
 @dataclass(frozen=True)
 class Phrase:
-    """A thing, and what each library calls it, by the library's slug; `code` stands in backquotes."""
+    """A thing, and what each library calls it, by the library's slug; `code` is in backquotes."""
 
     thing: str
     words: dict[str, str]

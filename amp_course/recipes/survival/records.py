@@ -1,4 +1,4 @@
-"""The survival map: every fate of one run of it, kept as a record, and the published runs that it stands beside.
+"""The survival map: every fate of one run of it, kept as a record, and the published runs that it is compared with.
 
 `python -m benchmarks.survival` makes a record, in some minutes; `runs` trains the cells.
 """
@@ -77,7 +77,7 @@ def load_survival(path: Path | None = None) -> SurvivalMap:
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One line of the ImageNet table. top1 in percent; None stands for the NaN that was reported."""
+    """One line of the ImageNet table. top1 in percent; None means that NaN was reported."""
 
     recipe: str
     batch_size: int

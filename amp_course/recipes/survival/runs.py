@@ -105,7 +105,7 @@ class Fate:
     died_at:  the step, counted from 0, that left a weight or a statistic infinite or NaN, or from which on every step was
         skipped; None if it lived. No run comes back from either.
     skipped:  how many steps its scaler skipped
-    first_loss: the loss of the first step, inf or nan as it came
+    first_loss: the loss of the first step, which may be inf or nan
     """
 
     setting: str

@@ -1,4 +1,4 @@
-"""Record one training step of a pure fp16 model beside the same step in fp32: what there is to see when it dies."""
+"""Record one training step of a pure fp16 model next to the same step in fp32, to show how it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two scalers that the recipes need beside `torch.amp.GradScaler`: one that is static, one that takes fp16 gradients."""
+"""The two scalers that the recipes need besides `torch.amp.GradScaler`: one that is static, one that takes fp16 gradients."""
 
 from __future__ import annotations
 

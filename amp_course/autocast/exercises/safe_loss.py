@@ -1,0 +1,120 @@
+"""Exercise 6 of chapter 04: probabilities and their loss, for logits small and large, in any region."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_pair, read_tensor
+
+safe_loss = Exercise(
+    chapter="autocast", name="safe_loss", number=6, title="Replace sigmoid and BCELoss", difficulty=2, importance=4, minutes=8,
+    lines=3,
+    task="Write `safe_loss(head, features, targets)`: return the probabilities, and their mean binary cross-entropy with the "
+    "targets. For moderate logits the loss equals the given one; for logits of ±60 it is still right and has a gradient; both "
+    "hold in any region. `head(features)` has the shape (batch, 1), probabilities and targets (from 0 to 1) the shape (batch,).",
+    hints=(
+        "Where does a large logit get lost: in the head, in sigmoid, or in the logarithm?",
+        "Sigmoid and logarithm in one function: `F.binary_cross_entropy_with_logits`, which takes logits, not probabilities.",
+        "`logits = head(features).squeeze(-1)`, then return `torch.sigmoid(logits)` and the loss of `logits` and `targets`.",
+    ),
+    why="CUDA's autocast refuses BCELoss; the CPU's takes it, and a confident mistake gets no gradient, or NaN in fp16.",
+    alternative="`(F.softplus(z) - z * targets).mean()` with `z = logits.float()`: the same formula, written out.",
+)  # fmt: skip
+
+# Exact in 16 bits. The model is sure of the last six, and wrong about four of them.
+LOGITS = torch.tensor([1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0])
+TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+# Not exact: 16 bits round them by a thousandth, and a small loss changes as much.
+MODERATE, SURE = torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019]), torch.tensor([0.0, 0.0, 1.0, 1.0])
+
+
+def right(head: Any, features: Any, targets: Any) -> Any:
+    logits = head(features).squeeze(-1)
+    probabilities = torch.sigmoid(logits)
+    loss = F.binary_cross_entropy_with_logits(logits, targets)
+    return probabilities, loss
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Moderate logits, large ones outside of autocast and in two regions, one example at a time, and drawn ones."""
+    yield _turn(answer, "for moderate logits", MODERATE, SURE, exact=True)
+    for region in (None, torch.bfloat16, torch.float16):
+        case = f"in a region of {str(region).removeprefix('torch.')}" if region else "outside of autocast"
+        yield _turn(answer, f"for logits from ±1 to ±60 {case}", LOGITS, TARGETS, region)
+        for one in (6, 7):  # logits of 60 and -60
+            logit, target = LOGITS[one : one + 1], TARGETS[one : one + 1]
+            yield _turn(answer, f"for a batch of one with logit {logit.item():g} {case}", logit, target, region)
+    yield _turn(answer, "for soft targets", MODERATE, torch.tensor([0.25, 0.1, 0.4, 0.8]), exact=True)
+    logits = torch.tensor([draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)])  # not 0, where formulas have a kink
+    targets = torch.tensor([float(draw.random() < 0.5) for _ in range(10)])
+    yield _turn(answer, "for ten drawn logits", logits, targets, exact=True)
+
+
+def _turn(answer: Any, case: str, logits: Tensor, targets: Tensor, region: Any = None, exact: bool = False) -> Turn:
+    head, calls = nn.Linear(4, 1).train(exact), list[bool]()
+    head.register_forward_hook(lambda *_: calls.append(head.training))
+    head.weight.data, head.bias.data = torch.ones(1, 4), torch.zeros(1)
+    features = (logits[:, None].expand(-1, 4) / 4).requires_grad_()
+    with torch.autocast("cpu", dtype=region or torch.bfloat16, enabled=region is not None):
+        got = call_answer(answer, case, head, features, targets.clone())
+        state = "on" if torch.is_autocast_enabled("cpu") else "off"
+    first, loss = read_pair(got, case, "the pair (probabilities, loss)")
+    probabilities = read_tensor(first, case, subject="the first item of your pair is").double()
+    value = read_tensor(loss, case, subject="the second item of your pair is").double()
+    gradient: Any = "None"
+    if loss.requires_grad and loss.numel() == 1:
+        call_answer(loss.backward, case)
+        if features.grad is not None:  # the head's weights are 1, so this is the gradient at the logits
+            gradient = features.grad[:, 0] * len(logits)
+            gradient = gradient if exact else (gradient * 10).round() / 10
+    return Turn(case, {
+        "the tensor of probabilities": probabilities if exact else (probabilities * 10).round() / 10,  # as 16 bits have them
+        "the loss": value.reshape(()) if value.numel() == 1 else value,
+        "the gradient of the summed loss at the logits": gradient,
+        "the number of calls of `head`": max(len(calls), 1), "autocast after the call": state,
+        "the mode of `head`": "unchanged" if {*calls, head.training} == {exact} else "changed",
+    })  # fmt: skip
+
+
+PROBABILITIES, LOGIT = "probabilities = torch.sigmoid(logits)", "logits = head(features).squeeze(-1)"
+LOSS, RETURN = "loss = F.binary_cross_entropy_with_logits(logits, targets)", "return probabilities, loss"
+BCE = "loss = F.binary_cross_entropy(probabilities, targets)"
+GIVE = "Give the logits to `F.binary_cross_entropy_with_logits`"
+FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
+
+safe_loss.judge_by(
+    right=right, play=play, tolerance=1e-4, mistakes=[
+        Mistake("the given loss", breaks="for logits of ±60 it is still right", edits={LOSS: BCE},
+                told=f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at −100. {GIVE}"),
+        Mistake("BCELoss in float32", edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
+                told=f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
+        Mistake("clamped probabilities", breaks="has a gradient", edits={
+                LOSS: "p = torch.sigmoid(logits.float()).clamp(1e-7, 1 - 1e-7)\nloss = F.binary_cross_entropy(p, targets)"},
+                told=f"clamped probabilities cap the loss and have no gradient there. {GIVE}"),
+        Mistake("probabilities for logits", breaks="For moderate logits the loss equals the given one",
+                edits={LOSS: LOSS.replace("logits,", "probabilities,")},
+                told="the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it the logits"),
+        Mistake("swapped arguments", edits={LOSS: LOSS.replace("logits, targets", "targets, logits")},
+                told="the arguments of the loss are swapped: the logits come first, then the targets"),
+        Mistake("the sum", breaks="their mean binary cross-entropy", edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
+                told="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
+        Mistake("a formula in 16 bits", breaks="both hold in any region", edits={LOSS: FORMULA},
+                told="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
+        Mistake("a column of probabilities", breaks="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
+                told="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
+        Mistake("a column of logits", edits={LOGIT: "logits = head(features)"},
+                told="the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits"),
+        Mistake("logits for probabilities", breaks="return the probabilities", edits={RETURN: "return logits, loss"},
+                told="what you return first are the logits, which only the loss takes: return `torch.sigmoid(logits)`"),
+        Mistake("the loss first", edits={RETURN: "return loss, probabilities"},
+                told="the pair is in the wrong order: first the probabilities, one for each example, then the loss"),
+        Mistake("head called twice", edits={LOSS: LOSS.replace("logits", "head(features).squeeze(-1)")},
+                told="with dropout, two calls of `head` give different logits: take probabilities and loss from the same ones"),
+        Mistake("detached", edits={LOGIT: "logits = head(features).squeeze(-1).detach()"},
+                told="no gradient reaches the head: the graph is cut before the loss, by `.detach()` or `no_grad` perhaps"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""Exercise 2 of chapter 01: write a number as a pattern of fp16."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from amp_course.bits import FP16, decode
+from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_integer, show_number
+
+encode_fp16 = Exercise(
+    chapter="bits", name="encode_fp16", number=2, title="Write a pattern", difficulty=4, importance=4, minutes=20, lines=12,
+    task="Write `encode_fp16(value)`: take any Python float and return the pattern of the nearest fp16 number, an int from "
+    "0x0000 to 0xFFFF. Ties go to even, what is too large becomes inf, and the sign is kept, for zeros too. Round only once.",
+    hints=(
+        "First NaN, the sign, inf and zero. For the rest: which power of two is at or below it, and how wide are the gaps there?",
+        "`math.frexp(x)` gives a fraction from 0.5 to 1 and an n with x = fraction · 2^n, so the exponent of 1.m is n − 1. It "
+        "is never below −14. Count `steps = round(math.ldexp(x, 10 - exponent))`: Python's `round` takes ties to even.",
+        "For normal numbers `steps` runs from 1024 to 2048, hidden 1 included; for subnormals it is below 1024. In both cases "
+        "the pattern is `((exponent + 14) << 10) + steps`, and if `steps` is 2048 the carry raises the exponent, as it should. "
+        "From 0x7C00 on it is inf: `min(…, 0x7C00)`.",
+    ),
+    why="Every cast to half precision rounds like this: what it does with ties and extremes decides what training loses.",
+    alternative="check for overflow first, `abs(x) >= 65520`, then let `struct.pack('<e', x)` do the rest: it rounds to even.",
+)  # fmt: skip
+
+TINY = 2.0**-24  # the smallest subnormal
+KINDS = {  # in the order in which they are best understood
+    "fp16's own numbers": (1.0, 1.5, 0.75, 1000.0, 3.140625, 65504.0, 2.0**-14, -1.0, -1.5, -0.333251953125, -65504.0),
+    "numbers in between": (1 + 0.75 * 2**-10, 1 + 0.25 * 2**-10, 0.1, 3.14159, 1000.4, 1e-4, -0.1, -0.7, -1000.4),
+    "carries": (2 - 2**-12, 4 - 2**-11, 1024 - 2**-3, -2 + 2**-12, 2.0**-13 - 2**-26),
+    "ties": (2049.0, 2051.0, 1 + 2**-11, 1 + 3 * 2**-11, 2047.5, 2046.5, -2049.0, -2051.0),
+    "the top": (65519.99, 65520.0, 65536.0, 70000.0, 1.7e308, -65519.99, -65520.0, -1.7e308),
+    "inf": (math.inf, -math.inf),
+    "subnormals": (TINY, 3 * TINY, 2.0**-15, 1023 * TINY, -TINY, -341 * TINY),
+    "between subnormals": tuple(n * TINY for n in (1.75, 1.25, 1.5, 2.5, 0.51, 0.5, 1022.5, 1023.5, -1.75, -2.5, -0.5)),
+    "zeros": (0.0, -0.0, 1e-30, -1e-30, 5e-324, -5e-324),
+    "NaN": (math.nan,),
+    "close to ties": (1 + 2**-11 + 2**-40, 2049 + 2**-40, -2051 + 2**-40, TINY / 2 + 2**-60, 65520 - 2**-30),
+}
+
+
+def right(value: float) -> int:
+    if math.isnan(value):
+        return 0x7E00
+    sign = 0x8000 if math.copysign(1.0, value) < 0 else 0
+    size = abs(value)
+    if math.isinf(size):
+        return sign + 0x7C00
+    exponent = max(math.frexp(size or TINY)[1] - 1, -14)
+    steps = round(math.ldexp(size, 10 - exponent))
+    pattern = ((exponent + 14) << 10) + steps
+    return sign + min(pattern, 0x7C00)
+
+
+def write(pattern: int) -> str:
+    """Write a pattern with its value, 0x3C00 → "0x3C00 (1)"; each NaN is as good as another."""
+    if not 0 <= pattern < 2**16:
+        return f"{'-' * (pattern < 0)}0x{abs(pattern):04X}, outside of 16 bits"
+    value = decode(pattern, FP16)
+    return "a pattern of NaN" if math.isnan(value) else f"0x{pattern:04X} ({show_number(value)})"
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Numbers of each kind; then some of any size, drawn."""
+    drawn = tuple(math.ldexp(draw.uniform(-2, 2), draw.randint(-27, 16)) for _ in range(300))
+    for kind, values in {**KINDS, "any numbers": drawn}.items():
+        found = Results()
+        for value in values:
+            case = f"for {min(show_number(value), repr(value), key=len)}"
+            found[case] = write(read_integer(call_answer(answer, case, value), case))
+        yield Turn("", {kind: found})
+
+
+NAN, IF_INF = "return 0x7E00", "if math.isinf(size):"
+SIGN, JOIN = "sign = 0x8000 if math.copysign(1.0, value) < 0 else 0", "pattern = ((exponent + 14) << 10) + steps"
+EXPONENT, RETURN = "exponent = max(math.frexp(size or TINY)[1] - 1, -14)", "return sign + min(pattern, 0x7C00)"
+STEPS = "steps = round(math.ldexp(size, 10 - exponent))"
+
+encode_fp16.judge_by(
+    right=right, play=play, mistakes=[
+        Mistake("returns the value", answer=lambda value: right(value) and decode(right(value), FP16),
+                told="your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that is 0x3C00"),
+        Mistake("no case for inf", edits={IF_INF: "if False:"},
+                told="inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or 0xFC00"),
+        Mistake("a quotient overflows", edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
+                told="a number on the way becomes inf, which can't be turned into an int: check for overflow first"),
+        Mistake("exponent field 1 too high", edits={JOIN: JOIN.replace("14", "15")},
+                told="your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted only once?"),
+        Mistake("exponent field 1 too low", edits={JOIN: JOIN.replace("14", "13")},
+                told="your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0"),
+        Mistake("ignores the sign", breaks="the sign is kept", edits={SIGN: "sign = 0"},
+                told="negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: add 0x8000"),
+        Mistake("signed", breaks="0x0000 to 0xFFFF", edits={RETURN: f"{RETURN} - 2 * sign"},
+                told="your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: add `& 0xFFFF`"),
+        Mistake("truncates", breaks="nearest", edits={STEPS: STEPS.replace("round", "math.floor")},
+                told="you cut off the bits that don't fit. Round to the nearest step instead"),
+        Mistake("rounds up", edits={STEPS: STEPS.replace("round", "math.ceil")},
+                told="you always round away from zero. Round to the nearest step instead"),
+        Mistake("rounds towards −∞", edits={STEPS: STEPS.replace("round", "(math.ceil if sign else math.floor)")},
+                told="you round towards −∞, even where the number above is nearer. Round to the nearest step"),
+        Mistake("loses the carry", edits={JOIN: f"{JOIN}\nif steps == 2048:\n    pattern -= 1024"},
+                told="a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, not `|` or a mask"),
+        Mistake("carry into a bit that is set", edits={JOIN: f"{JOIN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
+                told="a significand rounded up to 2.0 raises the exponent field only if that is even, as with `|`: use `+`"),
+        Mistake("caps the carry", edits={JOIN: JOIN.replace("steps", "min(steps, 2047)")},
+                told="a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, which `+` does"),
+        Mistake("half up", breaks="Ties go to even", edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
+                told="ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0"),
+        Mistake("half down", edits={STEPS: "steps = math.ceil(math.ldexp(size, 10 - exponent) - 0.5)"},
+                told="ties always go down, towards zero. A tie goes to the neighbour whose pattern ends in 0"),
+        Mistake("overflow too early", edits={IF_INF: "if size > 65504:"},
+                told="everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round first, then check"),
+        Mistake("clamps", breaks="what is too large becomes inf", edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
+                told="what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler relies on that"),
+        Mistake("overflow loses the sign", edits={RETURN: "return sign + pattern if pattern < 0x7C00 else 0x7C00"},
+                told="what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign"),
+        Mistake("overflow is NaN", edits={RETURN: "return sign + (pattern if pattern < 0x7C00 else 0x7E00)"},
+                told="what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00"),
+        Mistake("flushes subnormals", edits={EXPONENT: f"if size < 2.0**-14:\n    return sign\n{EXPONENT}"},
+                told="numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern counts them"),
+        Mistake("exponent below −14", edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
+                told="your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts steps of 2^-24"),
+        Mistake("truncates subnormals", edits={STEPS: STEPS.replace("round", "(round if size >= 2**-14 else math.floor)")},
+                told="you cut off the bits of subnormals that don't fit. Round to the nearest step of 2^-24 there too"),
+        Mistake("loses −0", breaks="for zeros too", edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
+                told="the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign even of a zero"),
+        Mistake("NaN is inf", edits={NAN: "return 0x7C00"},
+                told="NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: 0x7E00 is usual"),
+        Mistake("NaN is zero", breaks="any Python float", edits={NAN: "return 0"},
+                told="NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for example"),
+        Mistake("through fp32", breaks="Round only once", answer=lambda value: right(torch.tensor(value).item()),
+                told="you take a number just off a tie for the tie, as happens in fp32: round the float itself, and only once"),
+    ],
+)  # fmt: skip

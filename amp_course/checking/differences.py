@@ -1,0 +1,203 @@
+"""Compare what an answer gave with what is right, and say where the two differ. Values are plain: the play has read them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.kit.dtypes import dtype_name
+
+Show = Callable[[Any], str]
+
+_SHORT = 12  # characters of a number that is not worth rounding
+
+
+class Results(dict[str, Any]):
+    """The results of many calls: what each was given, in words, "for 0x0001" → what came back.
+
+    what: which part of the answer they are, for messages: "the next scale"; "" for all of it
+    """
+
+    def __init__(self, results: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), what: str = "") -> None:
+        super().__init__(results)
+        self.what = what or "your answer"
+        self.as_what = f" as {what}" if what else ""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+
+
+def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
+    """Tell whether two values are equal, in dtypes and shapes too; NaN is like NaN.
+
+    tolerance: relative; 0 means to the last bit, and then −0.0 is not 0.0
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(_equal(one, other, tolerance).all())
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key], tolerance) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(alike(a, b, tolerance) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float) or isinstance(other, float):
+        return _numbers_alike(one, other, tolerance)
+    return type(one) is type(other) and bool(one == other)
+
+
+def describe(facet: str, want: Any, got: Any, show: Show, tolerance: float = 0.0) -> str:
+    """Say where a value differs from the right one: "the scale is 512, and 1024 is right"."""
+    if isinstance(want, Results) and isinstance(got, Results):
+        case = next((key for key in want if not alike(want[key], got.get(key, MISSING), tolerance)), None)
+        if case is None:
+            return ""
+        one, other = want[case], got.get(case, MISSING)
+        if isinstance(one, (Tensor, list, tuple)):
+            return f"{case}, {describe(want.what, one, other, show, tolerance)}"
+        given, right = _told_apart(other, one, show)
+        return f"{case}, you return {given}{want.as_what}, and {right} is right"
+    if isinstance(want, Tensor) and isinstance(got, Tensor):
+        return _describe_tensors(facet, want, got, show, tolerance)
+    if isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got):
+        pairs = enumerate(zip(want, got, strict=True))
+        place = next((n for n, (a, b) in pairs if not alike(a, b, tolerance)), None)
+        if place is not None and (isinstance(want[place], Tensor) or len(want) > 4):
+            one_of = f"{facet} ({place + 1} of {len(want)})" if len(want) > 1 else facet
+            return describe(one_of, want[place], got[place], show, tolerance)
+    if isinstance(want, Mapping) and isinstance(got, Mapping):
+        for key in want:
+            if key not in got:
+                return f"`{key}` is missing from {facet}"
+            if not alike(want[key], got[key], tolerance):
+                return describe(f"`{key}` in {facet}", want[key], got[key], show, tolerance)
+        return f"in {facet}, {' and '.join(f'`{key}`' for key in got if key not in want)} should not be there"
+    given, right = _told_apart(got, want, show)
+    return f"{facet} {_is(facet)} {given}, and {right} is right"
+
+
+def show_value(value: Any) -> str:
+    """Write a value as a reader would: 2049.0 → "2049", 2^-24 → "2^-24", 1.5 · 2^-15 → "1.5 · 2^-15"."""
+    if isinstance(value, float):
+        return show_number(value)
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, Tensor):
+        return show_value(value.item()) if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(map(show_value, value))
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    return value if isinstance(value, str) else repr(value)
+
+
+def show_number(value: float) -> str:
+    """Write a float with as many digits as it needs, or as a power of two where that is shorter."""
+    if not math.isfinite(value):
+        return repr(value)
+    significand, exponent = math.frexp(value)
+    power = f"2^{exponent - 1}"
+    if abs(significand) == 0.5 and not 0.1 < abs(value) < 1e7:
+        return power if value > 0 else f"-{power}"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value) if value == 0 else repr(value).removesuffix(".0")
+    return min(f"{2 * significand!r} · {power}", repr(value), key=len)
+
+
+def _describe_tensors(facet: str, want: Tensor, got: Tensor, show: Show, tolerance: float) -> str:
+    has = "have" if _is(facet) == "are" else "has"
+    if want.dtype != got.dtype:
+        return f"{facet} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is right"
+    if want.shape != got.shape:
+        return f"{facet} {has} the shape {tuple(got.shape)}, and {tuple(want.shape)} is right"
+    wrong = ~_equal(want, got, tolerance)
+    if want.numel() == 1:
+        given, right = _told_apart(got.item(), want.item(), show)
+        return f"{facet} {_is(facet)} {given}, and {right} is right"
+    if (factor := _factor(want, got, tolerance)) is not None:
+        return f"{facet} {_times(factor, _is(facet))}"
+    place = tuple(wrong.nonzero()[0].tolist())
+    many = f"; {int(wrong.sum()):,} of {want.numel():,} are wrong" if int(wrong.sum()) > 1 else ""
+    where = ", ".join(map(str, place))
+    one, right = _told_apart(got[place].item(), want[place].item(), show)
+    return f"in {facet}, element [{where}] is {one}, and {right} is right{many}"
+
+
+def _times(factor: float, be: str) -> str:
+    """Say how a tensor differs by a factor: 0.25, "is" → "is 1/4 of what it should be"."""
+    have, it = ("have", "they") if be == "are" else ("has", "it")
+    if math.isclose(factor, -1.0, rel_tol=1e-3):
+        return f"{have} the wrong sign"
+    if factor > 1:
+        times = f"{factor:,.0f}" if factor > 100 else f"{factor:.4g}"
+        return f"{be} {'twice' if times == '2' else f'{times} times'} as large as {it} should be"
+    if factor > 0 and math.isclose(1 / factor, round(1 / factor), rel_tol=1e-3):
+        return f"{be} 1/{round(1 / factor):,} of what {it} should be"
+    return f"{be} {factor:.4g} times what {it} should be"
+
+
+def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
+    """Return the number that the right tensor is multiplied by, if it is one number for all elements."""
+    if not want.dtype.is_floating_point:
+        return None
+    one, other = want.double().flatten(), got.double().flatten()
+    factor = float(one @ other / (one @ one)) if bool(one.any()) else math.nan
+    usable = math.isfinite(factor) and factor and abs(factor - 1) > 0.02
+    return factor if usable and alike(other, one * factor, max(tolerance, 1e-4)) else None
+
+
+def _told_apart(one: Any, other: Any, show: Show) -> tuple[str, str]:
+    """Write two values with as few digits as show that they differ: 4737.61328125, 4737.6 → "4737.61", "4737.6"."""
+    shown = show(one), show(other)
+    if shown[0] == shown[1] or max(map(len, shown)) <= _SHORT or not (_has_floats(one) and _has_floats(other)):
+        return shown
+    for digits in (6, 9):
+        rounded = show(_rounded(one, digits)), show(_rounded(other, digits))
+        if rounded[0] != rounded[1]:
+            return rounded
+    return shown
+
+
+def _has_floats(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_has_floats, value))
+    return isinstance(value, float)
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Round to so many significant digits; whatever has a short name, a power of two for one, stays exact."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rounded(one, digits) for one in value)
+    return value if len(show_number(value)) <= _SHORT else float(f"{value:.{digits}g}")
+
+
+def _is(facet: str) -> str:
+    """Return the verb for a noun phrase: "the weights after the step" → "are", "the norm of all gradients" → "is"."""
+    head = re.split(r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", facet)[0]
+    plural = re.search(r"(?<![su'i])s$", head) and not head.startswith(("what ", "`")) and not head.endswith("loss")
+    return "are" if plural else "is"
+
+
+def _equal(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
+    if not one.dtype.is_floating_point:
+        return one == other
+    if tolerance == 0.0:
+        return (one == other) | (one.isnan() & other.isnan())
+    size = float(other.detach().nan_to_num(0.0, 0.0, 0.0).abs().max()) if other.numel() else 0.0
+    return torch.isclose(one, other, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+
+
+def _numbers_alike(one: Any, other: Any, tolerance: float) -> bool:
+    if not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
+        return False
+    if one != one or other != other:
+        return one != one and other != other
+    if tolerance:
+        return math.isclose(one, other, rel_tol=tolerance)
+    return one == other and math.copysign(1.0, one) == math.copysign(1.0, other)

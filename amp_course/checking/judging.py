@@ -1,0 +1,190 @@
+"""Judge an answer by what it does: play it on a scene, the right answer next to it, and if the two differ, every known mistake.
+
+A **play** runs any answer on cases and yields, turn by turn, the facets of what came of it. The first facet that differs from the
+right answer's is the one to explain. A cause is named only if a mistake in the table does what the answer did, on every turn;
+otherwise the message says what was seen: the case, what is right and what came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import secrets
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from amp_course.checking.differences import MISSING, Show, alike, describe, show_value
+from amp_course.checking.explain import explain, signature
+from amp_course.checking.limit import within
+from amp_course.checking.mistakes import Mistake
+from amp_course.checking.outcome import Wrong
+from amp_course.checking.sandbox import Sandbox, sandbox
+from amp_course.checking.state import STATE
+from amp_course.checking.state.patched import PATCHED
+
+_OURS = tuple(item for item in STATE if item is not PATCHED)  # of the course's own code: it replaces no functions
+_RAISED, _REFUSED = "raised", "refused"
+
+Play = Callable[[Any, random.Random], Iterator["Turn"]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an answer did in one case.
+
+    case:   in words: "at step 2", "with a scale of 512"; "" where the facets tell
+    facets: what has to be right → what it is, in the order in which it is explained: {"the norm": 3.5}
+    facts:  what messages may quote in braces
+    clues:  what need not be right, and tells mistakes apart
+    """
+
+    case: str
+    facets: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
+    clues: dict[str, Any] = field(default_factory=dict)
+
+
+class Failed(Exception):
+    """An answer raised; the message is the case, `__cause__` is the answer's own exception, `clues` are those of the turn."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(case)
+        self.clues: dict[str, Any] = {}
+
+
+def call_answer(answer: Callable[..., Any], case: str, *arguments: Any, **named: Any) -> Any:
+    """Return `answer(*arguments, **named)`. Whatever it raises comes as `Failed`, with the case in words: "for 0x0001"."""
+    try:
+        return answer(*arguments, **named)
+    except Failed:  # of an inner call
+        raise
+    except Exception as error:
+        raise Failed(case) from error
+
+
+@dataclass(frozen=True)
+class Judge:
+    """All there is to know to judge one exercise.
+
+    right:     the right answer; the edits of mistakes are edits of its source
+    play:      runs an answer
+    mistakes:  wrong answers that people write
+    tolerance: relative, for numbers and tensors; 0 means to the last bit
+    show:      writes a value into a message
+    said:      facet → what is said if no mistake explains it, with {got}, {want} and the turn's facts in braces
+    """
+
+    right: Any
+    play: Play
+    mistakes: Sequence[Mistake]
+    tolerance: float = 0.0
+    show: Show = show_value
+    said: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, answer: Any, left: Sandbox | None = None, seconds: float = 20.0) -> None:
+        """Return if the answer is right, else raise `Wrong`, or `TimeUp` if it runs for more than `seconds`.
+
+        What the answer leaves changed is added to `left`.
+        """
+        seed = secrets.randbits(31)
+        right = self.turns(self.right, seed)
+        with sandbox(_OURS):
+            torch.manual_seed(seed)  # outside the inner sandbox, which would take it for the answer's doing
+            with sandbox() as found:
+                mine = within(seconds, lambda: list(self._turns(answer, seed)))
+        if left is not None:
+            left.leaks += found.leaks
+            left.remarks += found.remarks
+        wrong = self.explain(mine, right, lambda mistake: self._turns_of_ours(mistake.made_of(self.right), seed))
+        if wrong is not None:
+            raise wrong
+
+    def explain(
+        self, mine: list[Turn], right: list[Turn], played: Callable[[Mistake], Generator[Turn]]
+    ) -> Wrong | None:
+        """Return the diagnosis for an answer's turns, None for those of a right one; `played` gives a mistake's turns."""
+        if {_RAISED, _REFUSED} & right[-1].facets.keys():
+            raise RuntimeError(f"the course's own answer fails: {right[-1].facets}") from right[-1].facts.get("error")
+        place, facet = self._first_difference(mine, right)
+        if not facet:
+            return None
+        names = list(dict.fromkeys(name for turn in right for name in turn.facets))
+        if facet in names:
+            names = names[: names.index(facet) + 1]
+        here = mine[place] if place < len(mine) else Turn("", {facet: MISSING})
+        wanted = right[place] if place < len(right) else Turn("", {facet: MISSING})
+        for mistake in self.mistakes:
+            with contextlib.closing(played(mistake)) as turns:
+                same = self._does_the_same(turns, mine, names)
+            if same:
+                facts = {**wanted.facts, **here.facts}
+                return Wrong(self._with_evidence(mistake.told.format(**facts), facet, wanted, here), mistake.name)
+        return Wrong(self._seen(facet, wanted, here))
+
+    def turns(self, answer: Any, seed: int) -> list[Turn]:
+        """Play an answer on what a seed draws, and return all its turns."""
+        return list(self._turns_of_ours(answer, seed))
+
+    def _turns_of_ours(self, answer: Any, seed: int) -> Generator[Turn]:
+        with sandbox(_OURS):
+            torch.manual_seed(seed)
+            yield from self._turns(answer, seed)
+
+    def _turns(self, answer: Any, seed: int) -> Iterator[Turn]:
+        try:
+            yield from self.play(answer, random.Random(seed))
+        except Wrong as refused:  # it gave something that is no answer at all
+            yield Turn("", {_REFUSED: str(refused)})
+        except Failed as failed:
+            error = failed.__cause__
+            assert error is not None
+            yield Turn(str(failed), {_RAISED: signature(error)}, {"error": error}, failed.clues)
+        except Exception as error:
+            yield Turn("", {_RAISED: signature(error)}, {"error": error})
+
+    def _first_difference(self, mine: list[Turn], right: list[Turn]) -> tuple[int, str]:
+        for place, (one, other) in enumerate(itertools.zip_longest(mine, right, fillvalue=Turn("", {}))):
+            for facet in dict.fromkeys(
+                [*(f for f in one.facets if f in (_RAISED, _REFUSED)), *other.facets, *one.facets]
+            ):
+                if not alike(one.facets.get(facet, MISSING), other.facets.get(facet, MISSING), self.tolerance):
+                    return place, facet
+        return 0, ""
+
+    def _does_the_same(self, turns: Iterable[Turn], mine: list[Turn], names: list[str]) -> bool:
+        """Tell whether a mistake does what the answer did on every turn, in the facets `names` and in all clues."""
+        for one, other in itertools.zip_longest(mine, turns, fillvalue=Turn("", {})):
+            for name in (*names, _RAISED, _REFUSED):
+                if not alike(one.facets.get(name, MISSING), other.facets.get(name, MISSING), self.tolerance):
+                    return False
+            if not alike(one.clues, other.clues, self.tolerance):
+                return False
+        return True
+
+    def _seen(self, facet: str, wanted: Turn, here: Turn) -> str:
+        """Say what was seen, with no guess at the cause."""
+        if facet == _REFUSED:
+            return str(here.facets[_REFUSED])
+        if facet == _RAISED:
+            return _and_then(explain(here.facts["error"]), f"This happened {here.case}" if here.case else "")
+        want, got = wanted.facets.get(facet, MISSING), here.facets.get(facet, MISSING)
+        if facet in self.said:
+            facts = {**wanted.facts, **here.facts, "want": self.show(want), "got": self.show(got)}
+            return self.said[facet].format(**facts)
+        told = describe(facet, want, got, self.show, self.tolerance)
+        return f"{wanted.case}, {told}" if wanted.case else told
+
+    def _with_evidence(self, told: str, facet: str, wanted: Turn, here: Turn) -> str:
+        if facet in (_REFUSED, _RAISED) or facet in self.said:
+            return told
+        seen = self._seen(facet, wanted, here)
+        return _and_then(told, f"{seen[0].upper()}{seen[1:]}")
+
+
+def _and_then(told: str, more: str) -> str:
+    """Add a sentence to another, whichever way that ends."""
+    return f"{told}{'' if told.endswith(('.', '?', '!')) else '.'} {more}" if more else told

@@ -1,0 +1,122 @@
+"""Exercise 2 of chapter 06: the step under bf16 autocast."""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.audit.scene import Scene
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+
+add_autocast = Exercise(
+    chapter="loop", name="add_autocast", number=2, title="Add autocast", difficulty=1, importance=5, minutes=5, lines=6,
+    task="Write `add_autocast(model, inputs, targets, loss_fn, optimizer)`: the fp32 step below, with its forward pass and its "
+    "loss, and nothing else, under bf16 autocast. Return the loss.",
+    hints=(
+        "One `with` block is all that autocast needs. Which two lines belong in it?",
+        "`torch.autocast(device_type, dtype)`: the device type is `inputs.device.type`, so that the step runs on any device.",
+        "The model's call and the loss go inside it; `backward()`, the step and `zero_grad()` come after it.",
+    ),
+    why="Autocast decides about the ops of the forward pass and the loss, so the region covers those; backward follows suit.",
+    alternative='`@torch.autocast("cuda", dtype=torch.bfloat16)` as a decorator of `forward`, the loss in another region.',
+)  # fmt: skip
+
+
+def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any) -> Any:
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+        loss = loss_fn(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+class LoopScene(Scene):
+    """A scene that also tells in which mode the model trains, and what runs under autocast apart from the model."""
+
+    mode, inside, number = "", "", 0
+
+    def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.mode = "train" if self.model.training else "eval"
+        self.note("the loss")
+        return super().loss_fn(outputs, targets)
+
+    def note(self, what: str, _: Any = None) -> None:
+        """Note what runs, if autocast is on."""
+        if torch.is_autocast_enabled("cpu") and what not in self.inside:
+            self.inside += f" and {what}" if self.inside else what
+
+    def play(self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None) -> Iterator[Turn]:
+        """Take a step with each batch, with settings that nobody guesses; `special` says what is special about a step."""
+        self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75)
+        self.optimizer.register_step_pre_hook(lambda *_: self.note("`optimizer.step()`"))
+        clear: Any = self.optimizer.zero_grad
+        vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note("`zero_grad()`", clear(*args, **named))
+        for inputs, targets in self.batches:
+            self.number, self.inside = self.number + 1, ""
+            case = f"at step {self.number}{(special or {}).get(self.number, '')}"
+            with self.watch() as update:
+                got = call_answer(answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler)
+            more = {"the mode that the model trains in": self.mode, UNDER: self.inside or "nothing"}
+            facets = {**self.facets(update), **more, "the loss that you return": read_number(got, case)}
+            yield Turn(case, facets, {}, self.clues(update))
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Take the same four steps."""
+    yield from LoopScene(random.Random(6), 4).play(answer)
+
+
+UNDER = "what runs under autocast apart from the model"
+REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
+FORWARD, BACKWARD, STEP = "loss = loss_fn(model(inputs), targets)", "loss.backward()", "optimizer.step()"
+CLEAR, RETURN = "optimizer.zero_grad()", "return loss.detach()"
+SAID = {UNDER: "apart from the model, {got} ran under autocast, and only the loss should"}
+
+
+def common(region: str, backward: str, step: str) -> list[Mistake]:
+    """Return mistakes that people make with a scaler, too; the arguments are lines of the right answer."""
+    forward = {FORWARD: "outputs = model(inputs)"}
+    return [
+        Mistake("loss outside the region", breaks="and its loss",
+                edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
+                told="the loss was computed in 16 bits, with autocast off: move it into the region, where it runs in fp32"),
+        Mistake("loss in fp32 outside the region",
+                edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
+                told="autocast was off for the loss: compute it inside the region, which casts to fp32 where that is needed"),
+        Mistake("a loss of its own", edits={FORWARD: "loss = torch.nn.functional.cross_entropy(model(inputs), targets)"},
+                told="`loss_fn` was never called: compute the loss with the `loss_fn` that is passed in"),
+        Mistake("backward inside the region", breaks="and nothing else", edits={backward: f"{region}\n    {backward}"},
+                told="`backward()` ran inside the region: end it after the loss. Backward follows the forward dtypes anyway"),
+        Mistake("step inside the region", edits={step: f"{region}\n    {step}"},
+                told="`optimizer.step()` ran under autocast: end the region after the loss, since an optimizer updates in fp32"),
+        Mistake("an optimizer of its own", edits={step: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"},
+                told="the step did not use the learning rate and momentum of the optimizer that is passed in: use that one"),
+    ]  # fmt: skip
+
+
+add_autocast.judge_by(
+    right=right, play=play, tolerance=1e-4, said=SAID, mistakes=[
+        Mistake("no autocast", breaks="under bf16 autocast", edits={REGION: "if True:"},
+                told="the forward pass ran in fp32, with autocast off: call the model inside `with "
+                "torch.autocast(inputs.device.type, dtype=torch.bfloat16):`. A region for another kind of device does nothing"),
+        Mistake("converts the model", edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
+                told="the weights were converted to bf16: leave that out. Autocast casts copies and keeps the weights in fp32"),
+        Mistake("converts the model for a while",
+                edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:", STEP: f"model.float()\n{STEP}"},
+                told="the weights were bf16 for a while, and `.float()` does not bring lost digits back: leave that out"),
+        *common(REGION, BACKWARD, STEP),
+        Mistake("forward pass twice", edits={RETURN: "return loss_fn(model(inputs), targets)"},
+                told="the model ran twice, once with autocast off: call it once, inside the region"),
+        Mistake("never cleared", edits={CLEAR: "pass"},
+                told="the gradients are never cleared, so each step adds the old ones to the new: call `optimizer.zero_grad()`"),
+        Mistake("no backward", edits={BACKWARD: "pass"},
+                told="`backward()` never ran, so the optimizer has no gradients to apply: call it on the loss, after the region"),
+        Mistake("step before backward", edits={BACKWARD: "pass", STEP: f"{STEP}\n{BACKWARD}"},
+                told="`optimizer.step()` ran before `backward()`, when there was no gradient to apply: swap the two"),
+        Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\noptimizer.zero_grad(set_to_none=False)", CLEAR: "pass"},
+                told="the gradients were cleared between `backward()` and the step: clear them after the step instead"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,57 @@
+"""Exercise 5 of chapter 06: predict the bytes per parameter. A test measures that the right numbers are right."""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_number
+
+count_bytes = Exercise(
+    chapter="loop", name="count_bytes", number=5, title="Predict the bytes per parameter", difficulty=2, importance=4, minutes=5,
+    lines=1, takes="value",
+    task='Fill in `count_bytes = {"fp32": …, "amp": …, "half": …}`: how many bytes per parameter does training with Adam keep '
+    "between two steps, its gradient included: in fp32, under AMP, and in a model converted by `.half()` or `.bfloat16()`?",
+    hints=(
+        "Four numbers are kept for each parameter. One is the weight. What are the others?",
+        "The weight, its gradient, and Adam's running averages of the gradient and of its square.",
+        "Gradients have the dtype of their parameters, and so do Adam's averages. Which dtype do parameters have under AMP?",
+    ),
+    why="AMP saves time and activation memory. If weights and optimizer state fill your memory, you need something else.",
+    alternative="with SGD and no momentum: 8, 8 and 4 bytes. `step_memory` counts them for any optimizer.",
+)  # fmt: skip
+
+right = {"fp32": 4 + 4 + 4 + 4, "amp": 4 + 4 + 4 + 4, "half": 2 + 2 + 2 + 2}  # weight, gradient, Adam's two averages
+IN = {"fp32": "bytes in fp32", "amp": "bytes under AMP", "half": "bytes in the converted model"}
+SAID = "{{got}} is not the number of {}: add up weight, gradient and Adam's two averages, in their dtypes"
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Read three numbers, one after the other."""
+    if not isinstance(answer, Mapping) or not set(right) <= set(answer):
+        raise Wrong('the answer has to be a dict with the keys "fp32", "amp" and "half"')
+    yield Turn("", {at: read_number(answer[key], "", f"the number of {at} is") for key, at in IN.items()})
+
+
+def _bytes(*numbers: float) -> dict[str, float]:
+    """Return an answer with these numbers for the first keys; those after them do not matter."""
+    return dict(zip(right, (*numbers, 0, 0), strict=False))
+
+
+count_bytes.judge_by(
+    right=right, play=play, said={at: SAID.format(at) for at in IN.values()}, mistakes=[
+        Mistake("fp32: the weight alone", breaks="its gradient included", answer=_bytes(4),
+                told="4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages take 4 each"),
+        Mistake("fp32: two of four", breaks="with Adam", answer=_bytes(8),
+                told="8 bytes in fp32 hold two numbers, and there are four: the weight, its gradient and Adam's two averages"),
+        Mistake("AMP halves everything", breaks="under AMP", answer=_bytes(16, 8),
+                told="8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's averages stay fp32"),
+        Mistake("AMP: two of four in fp32", answer=_bytes(16, 12),
+                told="12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both averages stay fp32"),
+        Mistake("AMP: copies kept", breaks="between two steps", answer=_bytes(16, 18),
+                told="18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the backward pass"),
+        Mistake("half: as in fp32", breaks="converted by `.half()` or `.bfloat16()`", answer=_bytes(16, 16, 16),
+                told="16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take 2 bytes each"),
+        Mistake("half: fp32 averages", answer=_bytes(16, 16, 12),
+                told="12 bytes would leave some of the four numbers in fp32: gradient and averages have the parameter's dtype"),
+    ],
+)  # fmt: skip

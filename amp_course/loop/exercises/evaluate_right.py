@@ -1,0 +1,144 @@
+"""Exercise 6 of chapter 06: evaluate a model with dropout and batch norm, under autocast."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, show_value
+
+evaluate_right = Exercise(
+    chapter="loop", name="evaluate_right", number=6, title="Evaluate under autocast", difficulty=3, importance=4, minutes=10,
+    lines=11,
+    task="Write `evaluate_right(model, batches)`: return the accuracy over all batches, from 0 to 1, in eval mode, in "
+    "inference mode and under bf16 autocast. Leave the model and all its layers as you found them, each in its own mode: some "
+    "may be in eval mode while others train.",
+    hints=(
+        "Three switches: one is the model's, two are torch's. And watch out: the last batch is smaller, so count.",
+        "`model.eval()`, then `with torch.inference_mode(), torch.autocast(inputs.device.type, dtype=torch.bfloat16):`.",
+        "Keep `layer.training` of every `layer` in `model.modules()` first, and put each one back last, best in a `finally`.",
+    ),
+    why="Evaluate in another mode or dtype than you think, and you get an accuracy that nobody can reproduce.",
+    alternative="one call on the whole test set, where it fits into memory, as in section 2 of the chapter.",
+)  # fmt: skip
+
+
+def right(model: Any, batches: Any) -> Any:
+    modes = {layer: layer.training for layer in model.modules()}
+    model.eval()
+    hits = count = 0
+    with torch.inference_mode(), torch.autocast(batches[0][0].device.type, dtype=torch.bfloat16):
+        for inputs, targets in batches:
+            hits += (model(inputs).argmax(dim=-1) == targets).sum().item()
+            count += len(targets)
+    for layer, mode in modes.items():
+        layer.training = mode
+    return hits / count
+
+
+MODES = {True: "train", False: "eval"}
+SIZES, HITS = (32, 32, 7), (26, 24, 2)  # the last batch is smaller, as it is in real data, and most of it is wrong
+FOUND = {  # the mode of the model, and the layers that are in the other one
+    "for a model that you find in train mode": (True, ()),
+    "for a model in eval mode whose dropout is in train mode": (False, ("3.0",)),
+    "for a model in train mode some of whose layers are in eval mode": (True, ("1", "3", "3.1")),
+}
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Evaluate the same model, found in different modes."""
+    generator = torch.Generator().manual_seed(6)
+    for case, (was_training, others) in FOUND.items():
+        head = nn.Sequential(nn.Dropout(0.5), nn.Linear(24, 6))
+        model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), head).eval()
+        for tensor in filter(torch.is_floating_point, [*model.parameters(), *model.buffers()]):
+            tensor.data = 0.5 * torch.rand(tensor.shape, generator=generator) + (-0.25 if tensor.dim() > 1 else 0.25)
+        batches, seen = _batches(model, generator), _watch(model.train(was_training))
+        for name in others:
+            model.get_submodule(name).training = not was_training
+        model[1].requires_grad_(not others)
+        found = {layer: layer.training for layer in model.modules()}
+        accuracy = read_number(call_answer(answer, case, model, batches), case)
+        left = {name or "model": one for name, one in model.named_modules() if one.training != found.get(one)}
+        facets = {
+            **{facet: " and in part ".join(sorted(values)) for facet, values in seen.items()},
+            "the state of the model afterwards": flat(model.state_dict().values()),
+            "`requires_grad` of the parameters afterwards": [one.requires_grad for one in model.parameters()],
+            "the accuracy": accuracy,
+            "the modes that you leave": ", ".join(f"“{name}” (now {MODES[m.training]})" for name, m in left.items()),
+        }
+        yield Turn(case, facets, {"case": case})
+
+
+def _batches(model: nn.Module, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Make batches whose predictions are unsure, but no tie even in bf16; the first of each are right."""
+    inputs = torch.randn(400, 12, generator=generator)
+    (best, second), (classes, _) = (one.detach().T for one in model(inputs).topk(2))
+    clear = (best - second).argsort(descending=True)[: sum(SIZES)]
+    split = zip(inputs[clear].split(SIZES), classes[clear].split(SIZES), HITS, strict=True)
+    return [(x, torch.where(torch.arange(len(x)) < hits, y, (y + 1) % 6)) for x, y, hits in split]
+
+
+def _watch(model: nn.Module) -> dict[str, set[str]]:
+    """Note how the layers of a model run, from now on."""
+    seen: dict[str, set[str]] = {}
+
+    def look(layer: nn.Module, args: Any, output: Tensor) -> None:
+        grad = f"gradients were {'on' if torch.is_grad_enabled() else 'off'}"
+        noted = {
+            "the mode of the model and its layers": {MODES[layer.training]},
+            "the dtype of the weights": {show_value(one.dtype) for one in layer.parameters()},
+            "the dtype of the layers' outputs": {show_value(output.dtype)},
+            "the gradient mode": {"inference mode was on" if torch.is_inference_mode_enabled() else grad},
+        }
+        for what, values in noted.items():
+            seen.setdefault(f"{what} in the forward pass", set()).update(values)
+
+    for layer in model.modules():
+        layer.register_forward_hook(look)
+    return seen
+
+
+EVAL, RESTORE, RETURN = "model.eval()", "layer.training = mode", "return hits / count"
+BOTH = "with torch.inference_mode(), torch.autocast(batches[0][0].device.type, dtype=torch.bfloat16):"
+HIT, COUNT = "hits += (model(inputs).argmax(dim=-1) == targets).sum().item()", "count += len(targets)"
+
+evaluate_right.judge_by(
+    right=right, play=play, tolerance=1e-5, said={
+        "the state of the model afterwards": "your code changed weights or buffers of the model: leave them as you found them",
+        "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
+        "the gradient mode in the forward pass": "{case}, {got} in the forward pass: run all of it in `torch.inference_mode()`",
+        "the modes that you leave": "{case}, these of its `named_modules()` are in another mode afterwards: {got}",
+    }, mistakes=[
+        Mistake("no eval()", breaks="in eval mode", edits={EVAL: "pass"},
+                told="dropout and batch norm ran as in training: call `model.eval()` first, which reaches every layer"),
+        Mistake("converts the weights", edits={EVAL: "model.bfloat16().eval()", HIT: HIT.replace("inputs", "inputs.bfloat16()")},
+                told="the weights were converted to another dtype: leave that out. Autocast casts copies and keeps them fp32"),
+        Mistake("no autocast", breaks="under bf16 autocast", edits={BOTH: "with torch.inference_mode():"},
+                told="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
+        Mistake("records graphs", breaks="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
+                told="autograd recorded the whole evaluation and kept its activations: run it in `torch.inference_mode()`"),
+        Mistake("mean of the batches' accuracies", breaks="over all batches",
+                edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
+                told="the small last batch got as much weight as a full one: add up the right answers and divide once"),
+        Mistake("all batches as large as the first", edits={COUNT: "count += len(batches[0][1])"},
+                told="not every batch is as large as the first, and the last one is smaller: add up `len(targets)`"),
+        Mistake("percent", breaks="from 0 to 1", edits={RETURN: "return 100 * hits / count"},
+                told="your accuracy is in percent: the card asks for a share, from 0 to 1"),
+        Mistake("share of wrong answers", edits={RETURN: "return 1 - hits / count"},
+                told="this is the share of wrong predictions: the accuracy is the share of right ones"),
+        Mistake("divides by the number of batches", edits={COUNT: "count += 1"},
+                told="this is the number of right answers per batch: divide by the number of all targets instead"),
+        Mistake("left in eval mode", breaks="as you found them", edits={RESTORE: "pass"},
+                told="the next epoch would train in eval mode: remember every layer's mode before `eval()`, and put them back"),
+        Mistake("always back to train mode", edits={RESTORE: "model.train()"},
+                told="the model was in eval mode and is now in train mode: remember every layer's mode, and put it back"),
+        Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
+                told="the model is back in train mode, and its layers are not: put `training` back in all of `model.modules()`"),
+        Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
+                told="a layer lost its own mode: `model.train(…)` gives all one mode. Put each layer's own `training` back"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Exercise 4 of chapter 06: log the scale and the skipped steps, with gradients that are set by hand."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, read_number, read_pair
+
+log_scale = Exercise(
+    chapter="loop", name="log_scale", number=4, title="Log the scale and the skipped steps", difficulty=3, importance=4,
+    minutes=10, lines=5,
+    task="Write `log_scale(scaler, optimizer)`, to be called instead of `scaler.step(optimizer)` and `scaler.update()`: it "
+    "does both and nothing else, and returns the pair (the scale that this step used, whether the step was skipped), whatever "
+    "the scaler's factors and the optimizer's groups are. Some parameters may have no gradient.",
+    hints=(
+        "The scaler does not tell you that it skipped. What does `update()` do after a skip, and only then?",
+        "Call `scaler.get_scale()` before and after the update: only a skip makes it smaller.",
+        "`used = scaler.get_scale()`, then step and update, then `return used, scaler.get_scale() < used`.",
+    ),
+    why="A scale that keeps falling is the first sign of a layer that overflows, long before the loss shows anything.",
+    alternative="`optimizer.register_step_post_hook` and a flag: the hook runs only if the optimizer really stepped.",
+)  # fmt: skip
+
+
+def right(scaler: Any, optimizer: Any) -> tuple[Any, Any]:
+    used = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return used, scaler.get_scale() < used
+
+
+INF, NAN = float("inf"), float("nan")
+# What one number of the gradient of parameters 1, 2 and 3 is, unscaled. The scale grows after every second clean step.
+GRADIENTS = {
+    "with finite gradients": (1.0, 1.0, 1.0), "after which the scale grows": (2.0, 0.5, 1.0),
+    "with inf in the second gradient": (1.0, INF, 1.0), "with NaN in the second gradient": (1.0, NAN, 1.0),
+    "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0), "with gradients of 1e30": (1e30, 1e30, 1e30),
+    "with -inf in the first gradient": (-INF, 1.0, 1.0), "with NaN in all gradients": (NAN, NAN, NAN),
+    "with inf in the second parameter group": (1.0, 1.0, INF), "with finite gradients at last": (2.0, 1.0, 1.0),
+}  # fmt: skip
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Take ten steps of four parameters in two groups; the last has no gradient, and the weights are 1 before each step."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
+    optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.5, growth_factor=4.0, backoff_factor=0.9375, growth_interval=2)
+    for number, (what, gradients) in enumerate(GRADIENTS.items(), 1):
+        case = f"at step {number}, {what}"
+        scaler.scale(torch.ones(()))
+        if number == 5:
+            scaler.update(1.25)  # so that a scale that was kept from the last call is wrong
+        for parameter, gradient in zip(parameters, (*gradients, None), strict=True):
+            parameter.data = torch.ones(2)
+            if gradient is not None:
+                parameter.grad = scaler.get_scale() * torch.tensor([draw.random() * (gradient != 0.0), gradient])
+        scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
+        facets = {
+            "the vector of weights after the step": flat(parameters),
+            "the number of gradients that are left": sum(parameter.grad is not None for parameter in parameters),
+            "the scale for the next step": scaler.get_scale(),
+            "the scale that you return": read_number(scale, case, "the scale that you return is"),
+            "what you return for “skipped”": read_bool(skipped, case, subject="what you return for “skipped” is"),
+            "the number of hooks and wrappers that you leave on the optimizer": _left(optimizer),
+        }
+        yield Turn(case, facets)
+
+
+def _left(optimizer: Any) -> int:
+    """Count the hooks on an optimizer, and a `step` that is not its own."""
+    wrapped = getattr(optimizer.step, "__func__", None) is not type(optimizer).step
+    return wrapped + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+USED, STEP, UPDATE = "used = scaler.get_scale()", "scaler.step(optimizer)", "scaler.update()"
+RETURN = "return used, scaler.get_scale() < used"
+ALL = "[p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]"
+DECIDE = f"grads = [p.grad for p in {ALL}]\nreturn used, "
+
+log_scale.judge_by(
+    right=right, play=play, mistakes=[
+        Mistake("scale read after the update", breaks="the scale that this step used",
+                edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
+                told="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in place)"),
+        Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
+                told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
+        Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
+                told="“skipped” is True at every step: compare the scale before and after `update()`, which only a skip makes "
+                "smaller. What `scaler.step` returns does not tell you: it is None either way"),
+        Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
+                told="your second value is True when the step was taken: the card asks for the opposite"),
+        Mistake("never skipped", edits={RETURN: "return used, False"},
+                told="“skipped” is never True: test whether the scale after `update()` is smaller (`<`) than before the step"),
+        Mistake("looks for inf only", edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
+                told="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
+        Mistake("looks at the first gradient only", edits={RETURN: f"{DECIDE}not grads[0].isfinite().all()"},
+                told="the first gradient is finite, and another is not: one bad number in any of them makes the scaler skip"),
+        Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
+                told="the step was taken: each gradient is finite, though a norm or an fp16 copy may not be: compare the scale"),
+        Mistake("steps by hand", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                told="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
+        Mistake("update without a step", breaks="it does both", edits={STEP: "pass"},
+                told="this `scaler.update()` had no `scaler.step(optimizer)` before it: call each of them once, the step first"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,128 @@
+"""Exercise 1 of chapter 07: gradient accumulation over micro-batches of unequal size."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from amp_course.audit.scene import Scene
+from amp_course.checking import Exercise, Mistake, Turn, call_answer
+
+accumulate = Exercise(
+    chapter="patterns", name="accumulate", number=1, title="Accumulate unequal micro-batches", difficulty=3, importance=5,
+    minutes=15, lines=14,
+    task="Write `accumulate(model, batches, loss_fn, optimizer, scaler, every, max_norm)`: one pass over micro-batches of "
+    "unequal size, each with a forward pass of its own, in fp16 with a scaler. Each group of `every` micro-batches makes one "
+    "update with the mean gradient of all its rows, clipped once. The last group may be short. If a micro-batch overflows, its "
+    "group is skipped and the scale falls.",
+    hints=(
+        "What happens for every micro-batch, and what only once per group? And over what is a group's gradient the mean?",
+        "Multiply each micro-batch's loss by `len(targets) / rows`, with the rows of its group: the scaled gradients add up.",
+        "Then once: `unscale_`, `clip_grad_norm_`, step, update, `zero_grad`. A group is `batches[start : start + every]`.",
+    ),
+    why="Four small batches are then one large one, to the last digit of fp16. Dividing by `every` needs equal sizes.",
+    alternative="scale `loss * len(targets)`, and divide each gradient by the number of rows after `unscale_`.",
+)  # fmt: skip
+
+
+def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, every: int, max_norm: float) -> None:
+    for start in range(0, len(batches), every):
+        group = batches[start : start + every]
+        rows = sum(len(targets) for _, targets in group)
+        for inputs, targets in group:
+            with torch.autocast(inputs.device.type, dtype=torch.float16):
+                loss = loss_fn(model(inputs), targets)
+            scaler.scale(loss * len(targets) / rows).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+SIZES = (2, 8, 8, 3, 2, 8, 5, 3, 8, 2, 3, 8, 2)
+PASSES = (  # first and last batch, `every`, max_norm, case
+    (0, 4, 2, 100.0, "in a pass over 4 micro-batches, in groups of 2"),
+    (4, 11, 3, 100.0, "in a pass over 7 micro-batches, in groups of 3, of which the third overflows"),
+    (11, 13, 2, 0.05, "in a pass over 2 micro-batches, in one group, with `max_norm` 0.05"),
+)
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Make the passes. The scale is small, so that unscaled gradients show if they are left in the next sum."""
+    scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 8.0, "growth_interval": 2})
+    scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
+    scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
+    sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
+    for first, end, every, limit, case in PASSES:
+        scene.optimizer.zero_grad()
+        with scene.watch() as update:
+            arguments = scene.model, sized[first:end], scene.loss_fn, scene.optimizer, scene.scaler, every, limit
+            call_answer(answer, case, *arguments)
+        facets = scene.facets(update)
+        facets["the number of forward passes"] = len(scene.layer_dtypes)
+        yield Turn(case, facets, clues={"gradients": facets["the gradient at the step"]})
+
+
+LOOP, ROWS = "for start in range(0, len(batches), every):", "rows = sum(len(targets) for _, targets in group)"
+REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
+SCALE, UNSCALE = "scaler.scale(loss * len(targets) / rows).backward()", "scaler.unscale_(optimizer)"
+CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
+UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
+
+LOSS_IN_REGION = {
+    "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}: call `loss_fn` inside the "
+    "region, where autocast computes it in float32"
+}
+
+accumulate.judge_by(
+    right=right, play=play, tolerance=1e-2, said=LOSS_IN_REGION, mistakes=[
+        Mistake("no autocast", breaks="in fp16", edits={REGION: "if True:"},
+                told="the forward pass ran in fp32: put the model's call and the loss into an fp16 autocast region"),
+        Mistake("one region around all", answer=torch.autocast("cpu", dtype=torch.float16)(right),
+                told="one region is around several updates, and its cache keeps old fp16 weights: open one for each micro-batch"),
+        Mistake("backward inside the region", edits={SCALE: f"{REGION}\n    {SCALE}"},
+                told="`backward()` ran inside the autocast region: end the `with` block after the loss"),
+        Mistake("one large batch", breaks="each with a forward pass of its own",
+                edits={ROWS: f"{ROWS}\ngroup = [tuple(map(torch.cat, zip(*group, strict=True)))]"},
+                told="a group ran as one large batch, which needs the memory that accumulation saves: one pass per micro-batch"),
+        Mistake("updates each micro-batch", breaks="Each group of `every` micro-batches makes one update",
+                edits={LOOP: "for start in range(len(batches)):", ROWS: "group, rows = batches[start : start + 1], every",
+                       SCALE: "scaler.scale(loss / every).backward()"},
+                told="the optimizer stepped after every micro-batch: step once per group, after its last `backward()`"),
+        Mistake("mean of means", breaks="the mean gradient of all its rows",
+                edits={SCALE: "scaler.scale(loss / len(group)).backward()"},
+                told="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / rows`"),
+        Mistake("divides by every", edits={SCALE: "scaler.scale(loss / every).backward()"},
+                told="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / rows`"),
+        Mistake("sum of means", edits={SCALE: "scaler.scale(loss).backward()"},
+                told="the gradients are the sum over the micro-batches: weight each loss by its share, `len(targets) / rows`"),
+        Mistake("drops the tail", breaks="The last group may be short",
+                edits={LOOP: "for start in range(0, len(batches) // every * every, every):"},
+                told="the short last group made no update: update after the last micro-batch, too"),
+        Mistake("clears inside the group", edits={SCALE: f"optimizer.zero_grad()\n{SCALE}"},
+                told="only the group's last micro-batch is left at the step: call `backward()` on each, and then clear once"),
+        Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
+                told="the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and only once"),
+        Mistake("clips inside the group", breaks="clipped once",
+                edits={SCALE: f"{SCALE}\nclip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())"},
+                told="you clipped after every micro-batch, which changes their shares in the sum: clip once, after the last"),
+        Mistake("no clipping", edits={CLIP: "pass"},
+                told="the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` and the step"),
+        Mistake("never clears", edits={CLEAR: "pass"},
+                told="the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after each update"),
+        Mistake("clears only after a step",
+                edits={UPDATE: f"old = scaler.get_scale()\n{UPDATE}", CLEAR: f"if scaler.get_scale() >= old:\n    {CLEAR}"},
+                told="the skipped group's gradients were kept, and their NaN stays for good: clear after every group"),
+        Mistake("steps by hand", breaks="its group is skipped", edits={STEP: "optimizer.step()"},
+                told="the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips such a step"),
+        Mistake("loss not scaled", breaks="with a scaler",
+                edits={SCALE: "scaler.scale(loss)\n(loss * len(targets) / rows).backward()"},
+                told="the gradient was divided by the scale once too often: scale each loss, and let only `unscale_` divide"),
+        Mistake("no update", breaks="the scale falls", edits={UPDATE: "pass"},
+                told="`scaler.update()` did not run between two groups: call it once per group, after `scaler.step(optimizer)`"),
+    ],
+)  # fmt: skip

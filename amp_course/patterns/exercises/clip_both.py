@@ -1,0 +1,138 @@
+"""Exercise 9 of chapter 07: one norm over the gradients of two optimizers."""
+
+import math
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from amp_course.audit.observer import Observer
+from amp_course.audit.record import Training
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+
+clip_both = Exercise(
+    chapter="patterns", name="clip_both", number=9, title="One norm over two optimizers", difficulty=4, importance=3, minutes=10,
+    lines=10,
+    task="Write `clip_both(optimizers, scaler, max_norm)`, called after `backward()`: clip all gradients of both optimizers by "
+    "their common norm, step, update, and return the norm before clipping. If it is not finite, neither optimizer may step. A "
+    "parameter may have no gradient. Leave clearing to the caller.",
+    hints=(
+        "The scaler checks gradients in `unscale_`. What does clipping by a NaN do to clean ones, and who checks them then?",
+        "Unscale both, then call `clip_grad_norm_` once over the parameters of both. It returns the norm before clipping.",
+        "`if norm.isfinite():` both steps; `scaler.update()` in any case, since it lowers the scale; `return norm`.",
+    ),
+    why="What changes gradients after `unscale_` escapes the scaler's check: a NaN made there reaches the weights.",
+    alternative="`clip_grad_norm_(…, error_if_nonfinite=True)` in a `try` together with both steps, and `update()` after it.",
+)  # fmt: skip
+
+
+def right(optimizers: Any, scaler: Any, max_norm: float) -> Any:
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+    norm = clip_grad_norm_(parameters, max_norm)
+    if norm.isfinite():
+        for one in optimizers:
+            scaler.step(one)
+    scaler.update()
+    return norm
+
+
+TURNS = (  # the case; `max_norm` as a share of the norm; a number for one gradient, of which optimizer
+    ("where the norm exceeds `max_norm`", 0.4, 1.0, 0),
+    ("where the norm is below `max_norm`", 1.7, 1.0, 0),
+    ("where the second optimizer's gradients hold a NaN", 0.5, math.nan, 1),
+    ("after the NaN", 0.1, 1.0, 0),
+    ("where the first optimizer's gradients hold an inf", 0.5, math.inf, 0),
+)
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Make five steps on gradients of a known norm, with several groups, and a parameter that has no gradient."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (4,), (2, 5))]
+    everything = [*weights, nn.Parameter(torch.ones(3))]  # the last has no gradient
+    groups: list[Any] = [{"params": [weight]} for weight in everything]
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimizers: list[torch.optim.Optimizer] = [make(groups[:2]), make(groups[2:])]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+    for number, (what, share, planted, place) in enumerate(TURNS, 1):
+        case, scale = f"at step {number}, {what}", float(scaler.scale(torch.ones(())))
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator) * scale
+        norm = float(flat(weight.grad for weight in weights).norm()) / scale
+        weights[2 * place].grad[0, 0] *= planted  # type: ignore[index]
+        with Observer(Training(lambda: None, [], optimizers, [scaler], [])) as observer:
+            got = call_answer(answer, case, optimizers, scaler, norm * share)
+        gradients = [[step.gradient.values.clone() for step in observer.update.steps(place)] for place in (0, 1)]
+        value = read_number(got, case)
+        finite = math.isfinite(planted)  # clipping by an inf norm gives zeros, too
+        cleared = sum(w.grad is None or (finite and not w.grad.any()) for w in weights)
+        facets = {
+            "the number of steps of the two optimizers": [len(own) for own in gradients],
+            "the gradient at the first optimizer's step": gradients[0],
+            "the gradient at the second optimizer's step": gradients[1],
+            "the weights after the step": flat(everything),
+            "the loss scale after the step": scaler.get_scale(),
+            "the norm that you return": value if math.isfinite(value) else "one that is not finite",
+            "the number of gradients that you cleared": cleared,
+        }
+        yield Turn(case, facets, {"scale": scale}, {"gradients": gradients})
+
+
+GROUPS = "groups = [group for optimizer in optimizers for group in optimizer.param_groups]"
+PARAMETERS = 'parameters = [p for group in groups for p in group["params"] if p.grad is not None]'
+UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(parameters, max_norm)"
+IF, STEP, UPDATE, RETURN = "if norm.isfinite():", "scaler.step(one)", "scaler.update()", "return norm"
+UNCLIPPED = CLIP.replace("max_norm", "math.inf")
+APART = "[clip_grad_norm_([p for g in one.param_groups for p in g['params']], max_norm) for one in optimizers]"
+OWN_NORMS = f"norm = torch.stack({APART}).norm()"
+UNSCALES_LATE = f"{CLIP}\nfor one in optimizers:\n    scaler.unscale_(one)"
+SCALED = "the gradients were still scaled when you clipped them: call `scaler.unscale_` for both optimizers first"
+
+clip_both.judge_by(
+    right=right, play=play, tolerance=1e-4, mistakes=[
+        Mistake("poisons the clean one", breaks="If it is not finite, neither optimizer may step", edits={IF: "if True:"},
+                told="an optimizer stepped although the norm was not finite. Clipping by it spoils clean gradients, too: test "
+                "the norm, and leave out both steps"),
+        Mistake("tests for NaN only", edits={IF: "if not norm.isnan():"},
+                told="an optimizer stepped with gradients of 0 although the norm was inf: test `isfinite()`, not only for NaN"),
+        Mistake("each on its own", edits={CLIP: OWN_NORMS, IF: "if True:"},
+                told="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or none"),
+        Mistake("each clipped apart", breaks="by their common norm", edits={CLIP: OWN_NORMS},
+                told="each optimizer was clipped by its own norm: take one norm over all gradients, and one factor for both"),
+        Mistake("clips the first only", breaks="all gradients of both optimizers",
+                edits={GROUPS: "groups = optimizers[0].param_groups"},
+                told="only the first optimizer's gradients were clipped, by their own norm: take the norm of all gradients"),
+        Mistake("first groups only", edits={GROUPS: "groups = [optimizer.param_groups[0] for optimizer in optimizers]"},
+                told="you clipped only `param_groups[0]` of each optimizer: an optimizer may have more groups, so loop over all"),
+        Mistake("zeros for None", breaks="A parameter may have no gradient",
+                edits={PARAMETERS: PARAMETERS.replace("is not None", "is not None or setattr(p, 'grad', p * 0) is None")},
+                told="a parameter without a gradient was moved, as by weight decay with a gradient of 0: leave None as it is"),
+        Mistake("never unscales", edits={UNSCALE: "pass"}, told=SCALED),
+        Mistake("unscales after clipping", edits={UNSCALE: "pass", CLIP: UNSCALES_LATE}, told=SCALED),
+        Mistake("no clipping", breaks="clip all gradients", edits={CLIP: UNCLIPPED},
+                told="the gradients were not clipped: call `clip_grad_norm_` with `max_norm`, before the steps"),
+        Mistake("always to max_norm", edits={CLIP: f"{UNCLIPPED}\nfor p in parameters:\n    p.grad *= max_norm / norm"},
+                told="gradients below the limit were made larger: clip only if the norm exceeds `max_norm`"),
+        Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
+                told="`error_if_nonfinite=True` raises at every overflow: catch it and leave out both steps, or test the norm"),
+        Mistake("no update when skipped", breaks="update", edits={IF: f"if not norm.isfinite():\n    return norm\n{IF}"},
+                told="`scaler.update()` is left out along with the steps, so the scale never falls: call it in any case"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` did not run after the steps: call it once, whether or not the optimizers stepped"),
+        Mistake("an update for each", edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: f"if not norm.isfinite():\n    {UPDATE}"},
+                told="`scaler.update()` ran between the steps, and the scaler forgot what it had unscaled: call it after both"),
+        Mistake("norm after clipping", breaks="return the norm before clipping",
+                edits={RETURN: "return torch.cat([p.grad.flatten() for p in parameters]).norm()"},
+                told="you return the norm after clipping: return what `clip_grad_norm_` returned"),
+        Mistake("clears", breaks="Leave clearing to the caller", edits={UPDATE: f"{UPDATE}\n[o.zero_grad() for o in optimizers]"},
+                told="you cleared the gradients, which the caller may still need: leave out `zero_grad()`"),
+    ],
+)  # fmt: skip

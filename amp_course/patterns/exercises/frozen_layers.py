@@ -1,0 +1,182 @@
+"""Exercise 8 of chapter 07: fine-tune a head on a frozen backbone in fp16."""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_tensor
+from amp_course.kit.dtypes import dtype_name
+
+frozen_layers = Exercise(
+    chapter="patterns", name="frozen_layers", number=8, title="Half frozen", difficulty=3, importance=4, minutes=15, lines=14,
+    task="Write the module `FineTuned(backbone, head)`, and check it with `exercises.frozen_layers.check(FineTuned)`: a frozen "
+    "backbone, whose layers may be nested, with all its matrices in fp16 and `requires_grad` False, and a float32 head that is "
+    "trained. It returns head(backbone(inputs)) with and without an fp16 region around it. All of the backbone is in eval mode "
+    "from the start and stays there, while the head follows `train` and `eval`. `trainable()` returns the head's parameters.",
+    hints=(
+        "Which gradients does the scaler unscale, and in which dtype? What changes in a batch norm without a gradient?",
+        "`backbone.half().requires_grad_(False)`. In `train`: `super().train(mode)`, `self.backbone.eval()`, `return self`.",
+        "Run the backbone in a region under `no_grad`; give the head `features.float()`. Call `self.train()` in `__init__`.",
+    ),
+    why="Frozen weights need no gradients, no optimizer state and half the bytes; what is trained has to stay float32.",
+    alternative="leave the batch norms in float32, and give each Linear layer of the backbone `x.half()`, in a pre-hook of it.",
+)  # fmt: skip
+
+
+PARTS = ("backbone", "head")
+
+
+class Right(nn.Module):
+    """The right answer."""
+
+    def __init__(self, backbone: Any, head: Any) -> None:
+        super().__init__()
+        self.backbone = backbone.half().requires_grad_(False)
+        self.head = head
+        self.train()
+
+    def forward(self, inputs: Any) -> Any:
+        with torch.no_grad(), torch.autocast(inputs.device.type, dtype=torch.float16):
+            features = self.backbone(inputs)
+        return self.head(features.float())
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def trainable(self) -> Any:
+        return self.head.parameters()
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Look at modes and parameters; evaluate outside of autocast and in a region; make four steps as any AMP loop does."""
+    for name in ("__init__", "forward", "train", "trainable"):
+        if isinstance(answer, type) and is_blank(vars(answer).get(name)):
+            raise Wrong(f"`{name}` is still to be written")
+    inner = nn.Sequential(nn.Linear(20, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.5))
+    backbone = nn.Sequential(nn.Linear(16, 20), nn.BatchNorm1d(20), nn.Dropout(0.2), inner)
+    head = nn.Sequential(nn.Linear(24, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 5))
+    for part, module in (("backbone", backbone), ("head", head)):
+        for layer in module.modules():
+            vars(layer)["part"] = part  # which a copy of the layer has, too
+    nn.init.normal_(inner[1].running_mean)  # type: ignore[arg-type]
+    inputs, targets = torch.randn(4, 12, 16), torch.randint(0, 5, (4, 12))  # the judge has seeded torch's generator
+
+    model = call_answer(answer, "for a backbone and a head", backbone, head)
+    if not isinstance(model, nn.Module):
+        raise Wrong(f"your answer makes a {type(model).__name__}, not an `nn.Module`")
+    leaves = [module for module in model.modules() if not [*module.children()]]
+    layers = {part: [leaf for leaf in leaves if vars(leaf).get("part") == part] for part in PARTS}
+    yield Turn("", {f"the number of the {part}'s layers in `model.modules()`": len(layers[part]) for part in PARTS})
+    norms = {part: [m for m in layers[part] if isinstance(m, nn.BatchNorm1d)] for part in PARTS}
+    first = modes(layers["backbone"])
+    for mode in (True, False):
+        case = f"after `model.train({mode})`"
+        returned = call_answer(model.train, case, mode)
+        kind = "None" if returned is None else f"a {type(returned).__name__}"
+        facets: dict[str, Any] = {
+            "the return value of `train`": "the model itself" if returned is model else kind,
+            "the mode of the backbone's layers": modes(layers["backbone"]),
+            "the mode of the head's layers": modes(layers["head"]),
+        }
+        yield Turn(case, facets)
+    yield Turn("before the first call of `train`", {"the mode of the new backbone's layers": first})
+
+    if not callable(method := getattr(model, "trainable", None)):
+        raise Wrong(f"`model.trainable` is a {type(method).__name__}, not a method: write `def trainable(self): …`")
+    got = call_answer(method, "at `trainable()`")
+    given = list(got) if isinstance(got, Iterable) and not isinstance(got, nn.Module) else [got]
+    if others := [type(one).__name__ for one in given if not isinstance(one, nn.Parameter)]:
+        kind = "None" if given == [None] else f"a {others[0]}"
+        raise Wrong(f"`trainable()` gives the optimizer {kind} where a parameter belongs")
+    frozen = [p for p in model.parameters() if all(p is not one for one in given)]
+    matrices = [p for p in frozen if p.dim() > 1]
+    dtypes = [" and ".join(sorted({dtype_name(p.dtype) for p in part})) for part in (given, matrices)]
+    facets = {
+        "the number of parameters that `trainable()` returns": len(given),
+        "the number of these that are the model's own": len([*model.parameters()]) - len(frozen),
+        "the dtype of the head's parameters": dtypes[0],
+        "the number of the head's parameters that require gradients": sum(p.requires_grad for p in given),
+        "the dtype of the backbone's matrices": dtypes[1],
+        "the number of the backbone's parameters that require gradients": sum(p.requires_grad for p in frozen),
+    }
+    yield Turn("", facets)
+
+    for enabled, case in ((False, "with no region around your model"), (True, "in an fp16 region around your model")):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16, enabled=enabled):
+            got = call_answer(model, case, inputs[0])
+        yield Turn(case, {"the output": read_tensor(got, case, "logits", (12, 5), "`model(inputs)` returned").float()})
+
+    model.train()
+    before, case = flat(given), "in training, in an fp16 region"
+    optimizer, scaler = torch.optim.SGD(given, lr=0.2), torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for batch, target in zip(inputs, targets, strict=True):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = cross_entropy(call_answer(model, case, batch), target)
+        if loss.requires_grad:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    facets = {
+        "the output's `requires_grad`": loss.requires_grad,
+        "the change of the head's weights": flat(given) - before,
+        **{f"the {part}'s running means": flat(norm.running_mean for norm in norms[part]) for part in PARTS},
+    }
+    yield Turn("after four steps of training", facets)
+
+
+def modes(layers: list[nn.Module]) -> str:
+    return " and ".join(sorted({"training" if layer.training else "eval" for layer in layers}))
+
+
+HALF, HEAD = "self.backbone = backbone.half().requires_grad_(False)", "self.head = head"
+REGION = "with torch.no_grad(), torch.autocast(inputs.device.type, dtype=torch.float16):"
+FEATURES, RETURN = "features = self.backbone(inputs)", "return self.head(features.float())"
+MODE, EVAL, TRAINABLE = "super().train(mode)", "self.backbone.eval()", "return self.head.parameters()"
+
+frozen_layers.judge_by(
+    right=Right, play=play, tolerance=1e-2, mistakes=[
+        Mistake("hidden in a list",
+                edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",
+                       EVAL: "self.kept[0].eval()"},
+                told="a list or a dict hides the backbone from `.to(device)` and `state_dict`: assign it, `self.backbone = …`"),
+        Mistake("backbone trains", breaks="stays there", edits={EVAL: "pass"},
+                told="the backbone trains, too. Override `train`: call `super().train(mode)` there, then `self.backbone.eval()`"),
+        Mistake("some layers train", breaks="All of the backbone", edits={EVAL: "self.backbone[1].eval()"},
+                told="only a part of the backbone is in eval mode: `self.backbone.eval()` reaches all of it, however nested"),
+        Mistake("trains at first", breaks="from the start", edits={"self.train()": "pass"},
+                told="a new model's backbone is in training mode: call `self.train()`, or `backbone.eval()`, in `__init__`"),
+        Mistake("head never trains", breaks="the head follows `train` and `eval`", edits={MODE: "super().train(False)"},
+                told="after `model.train()` the head is in eval mode, too: only the backbone stays there"),
+        Mistake("head never in eval mode", edits={MODE: "super().train()"},
+                told="after `model.eval()`, or `train(False)`, the head is in training mode: call `super().train(mode)`"),
+        Mistake("train returns None", edits={"return self": "pass"},
+                told="`train()` has to return the model, as every module's does: `return self`"),
+        Mistake("all parameters", breaks="returns the head's parameters", edits={TRAINABLE: "return self.parameters()"},
+                told="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
+        Mistake("last layer only", edits={TRAINABLE: "return self.head[-1].parameters()"},
+                told="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
+        Mistake("all in fp16", breaks="a float32 head", edits={HEAD: "self.head = head.half()"},
+                told="the head is in fp16, whose gradients the scaler refuses to unscale: call `.half()` on the backbone alone"),
+        Mistake("some matrices in fp32", edits={HALF: "self.backbone = backbone.requires_grad_(False)\nbackbone[0].half()"},
+                told="only a part of the backbone's matrices is in fp16: `backbone.half()` reaches all of them"),
+        Mistake("all frozen", breaks="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
+                told="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
+        Mistake("backbone in fp32", breaks="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},
+                told="the backbone is in float32. A frozen one is as good in fp16, in half the memory: call `backbone.half()`"),
+        Mistake("not frozen", breaks="`requires_grad` False", edits={HALF: HALF.replace(".requires_grad_(False)", "")},
+                told="the backbone's parameters require gradients for nothing: `backbone.requires_grad_(False)`"),
+        Mistake("no_grad around all", edits={RETURN: f"with torch.no_grad():\n    {RETURN}"},
+                told="the output has no graph, so the head cannot be trained: only the backbone's pass may be under `no_grad`"),
+        Mistake("no region of its own", breaks="without an fp16 region",
+                edits={REGION: "with torch.no_grad():", RETURN: "return self.head(features)"},
+                told="outside of autocast, the fp16 backbone meets float32 inputs: open an fp16 region around its pass"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""Exercise 3 of chapter 07: a step on a loss plus the norm of its gradient, which takes two backward passes."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.audit.scene import Scene
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, show_number
+from amp_course.patterns.exercises.accumulate import LOSS_IN_REGION
+
+gradient_penalty = Exercise(
+    chapter="patterns", name="gradient_penalty", number=3, title="A gradient penalty", difficulty=4, importance=3, minutes=15,
+    lines=10,
+    task="Write `gradient_penalty(model, inputs, targets, loss_fn, optimizer, scaler, weight)`: a step on loss + weight · "
+    "‖gradient of the loss‖, in fp16 with a scaler; the norm is that of all gradients together. The gradient at the step is "
+    "that of fp32 within 2 %, whatever the scale. A batch that overflows is skipped, and the scale falls.",
+    hints=(
+        "There are two backward passes through fp16. What does each start from, and what has to be undone before the norm?",
+        "`torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)` returns scaled gradients with a graph.",
+        "Divide them by `scaler.get_scale()`, take one norm, and add `weight` times that to the loss. Then step as usual.",
+    ),
+    why="A penalty on scaled gradients is thousands of times too large; without a scale, fp16 loses what it measures.",
+    alternative="take the norm of the scaled gradients, and divide that by the scale.",
+)  # fmt: skip
+
+
+def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, scaler: Any, weight: float) -> None:
+    with torch.autocast(inputs.device.type, dtype=torch.float16):
+        loss = loss_fn(model(inputs), targets)
+    scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+    gradients = [gradient / scaler.get_scale() for gradient in scaled]
+    penalty = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    total = loss + weight * penalty
+    scaler.scale(total).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Make three steps where gradients are too small for fp16, and three where they are too large; each second overflows."""
+    for scale, size in ((2.0**12, 2.0**-18), (2.0**-14, 2.0**20)):
+        scene = Scene(draw, 3, overflow_at=(1,), scaler={"init_scale": scale, "growth_interval": 100}, lr=0.1 / size)
+        scene.model[1] = nn.Tanh()  # a ReLU has no second derivative
+        for number, (inputs, targets) in enumerate(scene.batches, 1):
+            passes: list[Any] = []
+            facts = {"scale": scene.scaler.get_scale()}  # type: ignore[union-attr]
+            overflows = ", which overflows" if number == 2 else ""
+            case = f"at step {number}{overflows}, with a scale of {show_number(facts['scale'])}"
+            with warnings.catch_warnings(), scene.watch() as update:
+                warnings.filterwarnings("ignore", message=".*create_graph=True")
+                loss_fn = partial(watched_loss, scene, size, passes)
+                call_answer(answer, case, scene.model, inputs, targets, loss_fn, scene.optimizer, scene.scaler, 2.0)
+            clues = {"passes": passes, "values": [one.value for one in update.backwards]}
+            yield Turn(case, scene.facets(update), facts, clues)
+
+
+def watched_loss(scene: Scene, size: float, passes: list[Any], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return `size` times the loss; note of each pass whether it can be differentiated, and what it starts from."""
+    loss = scene.loss_fn(outputs, targets) * size
+    if loss.requires_grad:
+        loss.register_hook(lambda gradient: passes.append((torch.is_grad_enabled(), float(gradient))))
+    return loss
+
+
+REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
+GRAD = "scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)"
+DIVIDE = "gradients = [gradient / scaler.get_scale() for gradient in scaled]"
+NORM = "penalty = torch.cat([gradient.flatten() for gradient in gradients]).norm()"
+TOTAL, BACKWARD = "total = loss + weight * penalty", "scaler.scale(total).backward()"
+STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
+
+gradient_penalty.judge_by(
+    right=right, play=play, tolerance=1e-2, said=LOSS_IN_REGION, mistakes=[
+        Mistake("no autocast", breaks="in fp16", edits={REGION: "if True:"},
+                told="the forward pass ran in fp32: put the model's call and the loss into an fp16 autocast region"),
+        Mistake("everything inside the region", answer=torch.autocast("cpu", dtype=torch.float16)(right),
+                told="`backward()` ran inside the autocast region: end the `with` block after the loss, or after the penalty"),
+        Mistake("norm of scaled gradients", breaks="whatever the scale", edits={DIVIDE: "gradients = scaled"},
+                told="the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` first"),
+        Mistake("first pass not scaled", breaks="with a scaler",
+                edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss"), DIVIDE: "gradients = scaled"},
+                told="the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what comes of it"),
+        Mistake("first pass not scaled, and divided", edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss")},
+                told="the first pass was not scaled, but was divided by the scale: start it from `scaler.scale(loss)`"),
+        Mistake("second pass not scaled", edits={BACKWARD: "total.backward()"},
+                told="the second pass was not scaled, and `scaler.step` divides anyway: call `scaler.scale(total).backward()`"),
+        Mistake("no graph", edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
+                told="the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, create_graph=True)`"),
+        Mistake("detached", edits={TOTAL: "total = loss + weight * penalty.item()"},
+                told="the penalty has no effect, as it was cut from its graph: use no `detach`, `item` or `no_grad` on the way"),
+        Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, told="the penalty is not multiplied by `weight`"),
+        Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, told="the penalty is the norm squared: take the root"),
+        Mistake("sum of norms", breaks="the norm is that of all gradients together",
+                edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
+                told="you added up the norms of the parameters' gradients: take one norm over all of them together"),
+        Mistake("without the biases", edits={DIVIDE: f"{DIVIDE}\ngradients = [one for one in gradients if one.dim() > 1]"},
+                told="the norm leaves out the gradients of the biases: take that of all parameters"),
+        Mistake("gradient of the inputs",
+                edits={REGION: f"inputs.requires_grad_()\n{REGION}", GRAD: GRAD.replace("model.parameters()", "inputs")},
+                told="the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' gradients here"),
+        Mistake("norm in fp16", edits={NORM: "penalty = torch.cat([gradient.flatten() for gradient in gradients]).half().norm()"},
+                told="the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in float32"),
+        Mistake("backward for autograd.grad",
+                edits={GRAD: "scaler.scale(loss).backward(create_graph=True)\nscaled = [p.grad for p in model.parameters()]"},
+                told="the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only returns them"),
+        Mistake("never clears", edits={CLEAR: "pass"},
+                told="the gradients were not cleared after the overflow, and keep its NaN: clear after a skipped step, too"),
+        Mistake("steps by hand", breaks="A batch that overflows is skipped", edits={STEP: "optimizer.step()"},
+                told="`optimizer.step()` applied scaled gradients, and would apply NaN: call `scaler.step(optimizer)`"),
+        Mistake("returns at an overflow", breaks="the scale falls",
+                edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
+                told="the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` skip, and update"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""Exercise 2 of chapter 07: two losses and two optimizers that share one scaler."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.audit.observer import Observer
+from amp_course.audit.record import Training
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.kit.dtypes import dtype_name
+
+two_optimizers = Exercise(
+    chapter="patterns", name="two_optimizers", number=2, title="Two losses, two optimizers, one scaler", difficulty=3,
+    importance=4, minutes=12, lines=11,
+    task="Write `two_optimizers(body, heads, inputs, targets, loss_fn, optimizers, scaler)`: one iteration in fp16 autocast "
+    "for a body with two heads, each with its own loss. The body runs once, and its gradient is that of both losses. There are "
+    "two optimizers and one scaler; one optimizer's overflow must not stop the other.",
+    hints=(
+        "Of scale, backward, step, update and zero_grad: which once per loss, which per optimizer, which per iteration?",
+        "Both losses share the body's graph, so the first `backward()` must keep it. They share the scale, so one `update`.",
+        "In the region: features once, then both losses. After it: `scaler.scale(a).backward(retain_graph=True)`, "
+        "`scaler.scale(b).backward()`, `scaler.step` for both, `scaler.update()` once, `zero_grad` for both.",
+    ),
+    why="Until `update`, the scaler remembers what it found for each optimizer: so each is skipped for its own gradients.",
+    alternative="`scaler.scale(loss_a + loss_b).backward()`: one pass over the body instead of two, and no graph to retain.",
+)  # fmt: skip
+
+
+def right(body: Any, heads: Any, inputs: Any, targets: Any, loss_fn: Any, optimizers: Any, scaler: Any) -> None:
+    with torch.autocast(inputs.device.type, dtype=torch.float16):
+        features = body(inputs)
+        losses = [loss_fn(head(features), target) for head, target in zip(heads, targets, strict=True)]
+    scaler.scale(losses[0]).backward(retain_graph=True)
+    scaler.scale(losses[1]).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+# iteration by iteration: the factors of the gradients of the two heads' weights and of the first head's output, and the case
+CLEAN = (1.0, 1.0, 1.0, "")
+SECOND_BAD = (1.0, math.inf, 1.0, ", where the second head's gradient overflows")
+FIRST_BAD = (math.nan, 1.0, 1.0, ", where the first head's gradient overflows")
+LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that its loss is not finite")
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Make seven iterations, three with an overflow in one of the heads; after the last two clean ones the scale grows."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    body, heads = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), [nn.Linear(8, 4), nn.Linear(8, 3)]
+    parameters = [p for model in (body, *heads) for p in model.parameters()]
+    for parameter in parameters:
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
+    optimizers: list[Any] = [torch.optim.SGD(own, lr=0.05, momentum=0.9) for own in (parameters[:4], parameters[4:])]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
+    factors, runs, losses = [1.0, 1.0, 1.0], list[str](), list[str]()
+    body[0].register_forward_hook(lambda module, args, output: runs.append(dtype_name(output.dtype)))
+    for place, head in enumerate(heads):
+        head.weight.register_hook(lambda gradient, place=place: gradient * factors[place])
+    heads[0].register_forward_hook(lambda module, args, output: output * factors[2])
+
+    def loss_fn(outputs: Tensor, target: Tensor) -> Tensor:
+        losses.append(dtype_name((loss := nn.functional.cross_entropy(outputs, target)).dtype))
+        return loss
+
+    for number, (*factors[:], where) in enumerate((CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN), 1):
+        case = f"in iteration {number}{where}"
+        runs.clear()
+        losses.clear()
+        inputs = torch.randn(8, 12, generator=generator)
+        targets = [torch.randint(0, classes, (8,), generator=generator) for classes in (4, 3)]
+        with Observer(Training(lambda: None, [body, *heads], optimizers, [scaler], [])) as observer:
+            call_answer(answer, case, body, heads, inputs, targets, loss_fn, optimizers, scaler)
+        gradients = [[step.gradient.values.clone() for step in observer.update.steps(place)] for place in (0, 1)]
+        facets = {
+            "the number of forward passes of the body": len(runs),
+            "the dtype that the body computes in": " and ".join(sorted({*runs})),
+            "the dtype that the losses are computed in": " and ".join(sorted({*losses})) or "unknown",
+            "the dtype of the weights": " and ".join(sorted({dtype_name(p.dtype) for p in parameters})),
+            "the number of backward passes in the region": sum(one.in_autocast for one in observer.update.backwards),
+            "the number of steps of the two optimizers": [len(own) for own in gradients],
+            "the gradient at the first optimizer's step": gradients[0],
+            "the gradient at the second optimizer's step": gradients[1],
+            "the loss scale after the iteration": scaler.get_scale(),
+            "the weights after the iteration": flat(parameters),
+        }
+        yield Turn(case, facets, clues={"gradients": gradients})
+
+
+REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
+LOSSES = "losses = [loss_fn(head(features), target) for head, target in zip(heads, targets, strict=True)]"
+FIRST, SECOND = "scaler.scale(losses[0]).backward(retain_graph=True)", "scaler.scale(losses[1]).backward()"
+STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
+
+two_optimizers.judge_by(
+    right=right, play=play, tolerance=1e-2, mistakes=[
+        Mistake("no autocast", breaks="in fp16 autocast", edits={REGION: "if True:"},
+                told="the forward pass ran in fp32: put body, heads and losses into the autocast region"),
+        Mistake("runs the body twice", breaks="The body runs once",
+                edits={SECOND: f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), targets[1])\n{SECOND}"},
+                told="the body ran once for each head: both heads can use the same features"),
+        Mistake("backward inside the region", edits={FIRST: f"{REGION}\n    {FIRST}", SECOND: f"{REGION}\n    {SECOND}"},
+                told="`backward()` ran inside the autocast region: end the `with` block before it"),
+        Mistake("frees the graph", edits={FIRST: FIRST.replace("retain_graph=True", "")},
+                told="the first `backward()` freed the body's graph: pass it `retain_graph=True`, or call it once, on the sum"),
+        Mistake("second loss misses the body", breaks="its gradient is that of both losses",
+                edits={LOSSES: LOSSES.replace("head(features)", "head(features if head is heads[0] else features.detach())")},
+                told="the second loss is missing from the body's gradient: detach nothing, and step after both backward passes"),
+        Mistake("first loss is lost", edits={SECOND: f"optimizers[0].zero_grad()\n{SECOND}"},
+                told="only the second loss is in the gradients at the step: call `backward()` on both, and then clear once"),
+        Mistake("averages the losses", edits={LOSSES: f"{LOSSES}\nlosses = [loss / 2 for loss in losses]"},
+                told="these are the gradients of the mean of the losses: take their sum"),
+        Mistake("scales only the first loss", edits={SECOND: "losses[1].backward()"},
+                told="the second loss was not scaled, and the body adds up gradients of two scales: scale both"),
+        Mistake("scales no loss", edits={FIRST: "scaler.scale(torch.ones(()))\nlosses[0].backward(retain_graph=True)",
+                                         SECOND: "losses[1].backward()"},
+                told="the gradients were divided by the scale once too often: scale both losses, and let only the scaler divide"),
+        Mistake("a scaler for each", breaks="one scaler",
+                edits={SECOND: "torch.amp.GradScaler('cpu').scale(losses[1]).backward()"},
+                told="the second loss has another scale, and the body adds up the gradients of both: use the one scaler"),
+        Mistake("an update for each", edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: "pass"},
+                told="`scaler.update()` ran more than once, with a step between: call it once per iteration, after both steps"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` did not run after the steps: call it once per iteration, after both"),
+        Mistake("skips both", breaks="one optimizer's overflow must not stop the other",
+                edits={STEP: "scaler.unscale_(optimizer)\nif all(p.grad.isfinite().all() for m in (body, *heads) "
+                       f"for p in m.parameters()):\n    {STEP}"},
+                told="one optimizer's overflow stopped the other, too: call `scaler.step` for both, whatever was found"),
+        Mistake("returns at a bad loss", edits={FIRST: f"if not sum(losses).isfinite():\n    return\n{FIRST}"},
+                told="one head's loss was not finite, and no optimizer stepped: go on, and leave the test to the scaler"),
+        Mistake("leaves out a bad loss", edits={FIRST: f"if losses[0].isfinite():\n    {FIRST}"},
+                told="a loss that was not finite was left out, and the body stepped on the other: call `backward()` on both"),
+        Mistake("steps both by hand", edits={STEP: "optimizer.step()"},
+                told="`scaler.update()` found no `scaler.step` before it: call that for both, not `step()`, and then update"),
+        Mistake("steps the second by hand", edits={STEP: f"{STEP} if optimizer is optimizers[0] else optimizer.step()"},
+                told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
+        Mistake("never clears", edits={CLEAR: "pass"},
+                told="the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in each iteration"),
+        Mistake("clears the first only", edits={CLEAR: "optimizers[0].zero_grad()"},
+                told="the second optimizer's gradients were not cleared, and keep an inf for good: call `zero_grad()` on both"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""Exercise 2 of chapter 03: how many values a format has for the positions 0 … n−1, without going through them."""
+
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
+from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number
+
+count_ids = Exercise(
+    chapter="positions", name="count_ids", number=2, title="Count the distinct ids", difficulty=4, importance=3, minutes=20,
+    lines=10,
+    task="Write `count_ids(n, fmt)`: how many different values the positions 0 … n−1 have in a format. Do not go through the "
+    "positions one by one, in a loop or in a tensor: the check tries n = 2^40. All positions that overflow to inf share one "
+    "id, which counts too.",
+    hints=(
+        "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to 1,024? Look at the spacing.",
+        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p has an id of its own. Each later binade, from a "
+        "power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
+        "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, step))` counts the steps up "
+        "to it, ties to even as in a cast. Add 2^(p−1) values for each binade before. From half a step past `fmt.max` on, "
+        "positions become inf: one more value than there are up to `fmt.max`.",
+    ),
+    why="The count grows with the logarithm of the length: a bf16 id has 1,409 values for 131,072 tokens.",
+    alternative="positive numbers are in the same order as their patterns, so `encode(n - 1, fmt) - encode(2**p, fmt)` counts "
+    "the values past 2^p, inf included.",
+)  # fmt: skip
+
+_LONG = 2**21  # positions; a loop over a sixteenth of them is noticed, one over the 65,536 patterns of bf16 is not
+_OTHERS = (str(Path(__file__).parents[2]), str(Path(random.__file__).parent))  # whose lines are not counted
+
+
+def right(n: int, fmt: FloatFormat) -> int:
+    bits, half_step = fmt.significand_bits + 1, 2 ** (fmt.max_exponent - fmt.significand_bits) // 2
+    exact = 2**bits
+    if n <= exact + 1:
+        return n
+    last, most = n - 1, int(fmt.max)
+    overflows = int(last >= most + half_step)
+    last = min(last, most)
+    binade = last.bit_length() - 1
+    steps = Fraction(last, 2 ** (binade - fmt.significand_bits))
+    in_binade = round(steps) - exact // 2
+    before = exact // 2 * (binade - bits)
+    return 1 + exact + before + in_binade + overflows
+
+
+class _Enough(BaseException):
+    """Ends an answer that goes through the positions; its text says how."""
+
+
+class _Watch(TorchFunctionMode):
+    """Ends an answer that runs about as many lines, or makes about as large tensors, as there are positions."""
+
+    lines = elements = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        size = out.numel() if isinstance(out, torch.Tensor) else 0
+        self.elements += size
+        if size >= _LONG // 2 or self.elements > 4 * _LONG:
+            raise _Enough("in memory" if size >= _LONG // 2 else "in chunks")
+        return out
+
+    def trace(self, frame: Any, *event: Any) -> Any:
+        if frame.f_code.co_filename.startswith(_OTHERS) and frame.f_code.co_filename != __file__:
+            return None
+        self.lines += 1
+        if self.lines > _LONG // 16:
+            raise _Enough("in a loop")
+        return self.trace
+
+
+def _way(answer: Callable[..., Any], case: str, n: int) -> str:
+    """Tell how an answer counts, by the lines that it runs, its tensors and its memory; not by the clock."""
+    watch, traced = _Watch(), sys.gettrace()
+    tracemalloc.start()
+    try:
+        with watch:
+            sys.settrace(watch.trace)
+            call_answer(answer, case, n, BF16)
+    except _Enough as enough:
+        return str(enough)
+    finally:
+        sys.settrace(traced)
+        memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return "in memory" if memory >= 4 * _LONG else "by a formula"
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Small counts; then whether the answer goes through the positions; then large counts, and past the largest number."""
+    yield Turn("", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)})
+    for n in (_LONG, 2**40):
+        case = f"for n = {n:,} in bf16"
+        yield Turn(case, {"the way it counts": (way := _way(answer, case, n))})
+        if way != "by a formula":
+            return
+    for fmt, lengths in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40)), (BF16, (_LONG, 2**40))):
+        yield Turn("", {"the count": (counts := _counts(answer, lengths, fmt))})
+    if counts != _counts(right, (_LONG, 2**40), BF16):
+        return
+    many = [2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)]
+    many += [int(fmt.max) + off for fmt in (FP16, FP8_E5M2) for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
+    many += [draw.randrange(2**41) for _ in range(3)]
+    for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2):
+        within, past = [n for n in many if n <= fmt.max], [n for n in many if n > fmt.max]
+        yield Turn("", {"the count": _counts(answer, within, fmt)})
+        facts = {"format": fmt.name, "end": f"{fmt.max:,.0f}"}
+        yield Turn("", {"the count past the largest number": _counts(answer, past, fmt)}, facts)
+
+
+def _counts(answer: Callable[..., Any], lengths: Iterable[int], fmt: FloatFormat) -> Results:
+    own = f"a format with 8 exponent and {fmt.significand_bits} significand bits"
+    cases = {f"for n = {n:,} in {fmt.name if fmt in (BF16, FP16, FP8_E5M2) else own}": n for n in lengths}
+    found = {case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()}
+    return Results(found)
+
+
+OVERFLOWS, IN_BINADE = "overflows = int(last >= most + half_step)", "in_binade = round(steps) - exact // 2"
+LAST, RETURN = "last, most = n - 1, int(fmt.max)", "return 1 + exact + before + in_binade + overflows"
+
+count_ids.judge_by(
+    right=right, play=play, show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"), mistakes=[
+        Mistake("loops over the positions", breaks="Do not go through the positions one by one, in a loop",
+                answer=lambda n, fmt: right(n, fmt) if n < _LONG else sum(1 for _ in range(n)),
+                told="your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: count binades"),
+        Mistake("builds a tensor", breaks="or in a tensor",
+                answer=lambda n, fmt: right(n, fmt) if n < _LONG else torch.arange(n).numel(),
+                told="your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of them: count binades"),
+        Mistake("ignores the end of the range", breaks="overflow to inf share one",
+                edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
+                told="{format} ends at {end}. From half a step past it on, every position becomes inf, and they share one id"),
+        Mistake("leaves out inf", breaks="which counts", edits={OVERFLOWS: "overflows = 0"},
+                told="the positions past the end of {format} become inf, and that is one more id"),
+        Mistake("overflows half a step early", edits={OVERFLOWS: "overflows = int(last > most)"},
+                told="positions less than half a step past {end}, {format}'s largest number, are rounded to it, not to inf"),
+        Mistake("truncates", breaks="values the positions 0 … n−1 have in a format",
+                edits={IN_BINADE: "in_binade = int(steps) - exact // 2"},
+                told="a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the next value up"),
+        Mistake("rounds half up", edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
+                told="a tie goes to the neighbour whose significand is even, not always up. `round` of a Fraction does that"),
+        Mistake("counts position n too", breaks="0 … n−1", answer=lambda n, fmt: right(n + 1, fmt),
+                told="the positions are 0 … n − 1, and you count n as well"),
+        Mistake("one too few", answer=lambda n, fmt: right(n, fmt) - 1,
+                told="your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them"),
+        Mistake("every position has its own id", answer=lambda n, fmt: n,
+                told="past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and positions share ids"),
+        Mistake("forgets the hidden 1", answer=lambda n, fmt: right(n, replace(fmt, significand_bits=fmt.significand_bits - 1)),
+                told="with the hidden 1 in front of the stored bits, integers are exact up to 2^(`fmt.significand_bits` + 1)"),
+        Mistake("forgets position 0", edits={RETURN: "return exact + before + in_binade + overflows"},
+                told="one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = `fmt.significand_bits` + 1"),
+    ],
+    said={"the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: count binades instead"},
+)  # fmt: skip

@@ -1,0 +1,145 @@
+"""Exercise 3 of chapter 03: a RoPE that is right in every dtype, under autocast and far out."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor, show_value
+
+repair_rope = Exercise(
+    chapter="positions", name="repair_rope", number=3, title="Repair a RoPE", difficulty=3, importance=5, minutes=10, lines=6,
+    task="The given RoPE is right for float32 outside autocast. Write `repair_rope(x, positions)`: make it right for x in "
+    "float32, bf16 and fp16, and under bf16 autocast for x in float32 and bf16, at positions up to 100,000. The result is a "
+    "new tensor with the dtype and the precision of x, and gradients flow back through it.",
+    hints=(
+        "Go through its lines and ask of each: in which dtype does this run if x is bf16? And under autocast?",
+        "Three things are wrong: the frequencies' dtype, the positions' dtype, and `@`, which autocast runs in bf16 whatever "
+        "its inputs are.",
+        "`torch.arange(..., dtype=torch.float32)`, `positions.float()[:, None] * frequencies`, and `.to(x.dtype)` on the "
+        "result.",
+    ),
+    why="Each of the three faults was shipped in a library that many models were trained with. Float32 up to the last line "
+    "cures them all.",
+    alternative="`with torch.autocast(x.device.type, enabled=False):` around a matmul of float32 tensors, as Hugging Face's "
+    "models do.",
+)  # fmt: skip
+
+
+def right(x: Tensor, positions: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
+    angles = positions.float()[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.float().chunk(2, dim=-1)
+    result = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return result.to(x.dtype)
+
+
+PRECISION = {torch.float32: 2.0**-14, torch.float16: 0.0008}  # relative; one rounding to bf16 costs 0.0016
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Every dtype and region; near first, where a wrong layout shows, then far, where lost digits do."""
+    places = {
+        "positions 0 to 15": (32, torch.arange(16)),
+        "positions 4,088 to 4,103": (64, 4_088 + torch.arange(16)),
+        "position 0, 16 times": (32, torch.zeros(16, dtype=torch.int64)),
+        "positions 300 to 307, then 0 to 7 again": (10, torch.tensor([*range(300, 308), *range(8)])),
+        "positions 65,512 to 65,527": (2 * draw.randint(4, 32), 65_512 + torch.arange(16)),
+        "positions 100,000 down to 99,985": (64, 100_000 - torch.arange(16)),
+    }
+    regions = [(dtype, on) for dtype in (torch.float32, torch.bfloat16, torch.float16) for on in (False, True)]
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for place, (size, positions) in places.items():
+        x = torch.randn(2, 3, 16, size, generator=generator, dtype=torch.float32)
+        for dtype, on in regions[:-1]:  # bf16 autocast refuses fp16 on a CPU
+            case = f"for {show_value(dtype)} x{' under bf16 autocast' if on else ''} at {place}"
+            for judged in (_turn, _gradient):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+                    turn = judged(answer, case, x.to(dtype).clone(), positions.clone())
+                yield turn
+
+
+def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Turn:
+    given, ids, on = x.clone(), positions.clone(), torch.is_autocast_enabled("cpu")
+    result = read_tensor(call_answer(answer, case, given, ids), case, "the turned x, a tensor", x.shape)
+    kept = torch.equal(given, x) and torch.equal(ids, positions)
+    facets = {
+        "autocast": "as before" if torch.is_autocast_enabled("cpu") == on else "switched",
+        "the arguments": "as before" if kept else "changed",
+        "the result": "new" if result.data_ptr() != given.data_ptr() else "x",
+        "the dtype of the result": show_value(result.dtype),
+        "the turned x": result.float(),
+    }
+    if x.dtype == result.dtype and x.dtype in PRECISION and positions.max() < 400:  # angles are less exact far out
+        off = (result.float() - right(x.float(), positions)).norm() / x.float().norm()
+        facets["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
+    return Turn(case, facets, {"case": case})
+
+
+def _gradient(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Turn:
+    result, gradient = call_answer(answer, case, x.requires_grad_(), positions), None
+    if result.requires_grad:
+        loss = (result.float() * torch.linspace(-1, 1, x.shape[-1])).sum()
+        (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
+    return Turn(case, {"gradient": "missing" if gradient is None else gradient.float()}, {"case": case})
+
+
+FREQUENCIES = "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)"
+LOW_FREQUENCIES = {FREQUENCIES: FREQUENCIES.replace("torch.float32", "x.dtype")}
+ANGLES = "angles = positions.float()[:, None] * frequencies"
+LOW_ANGLES = ANGLES.replace("float()", "to(x.dtype)")
+MATMUL, LOW_MATMUL = (line.replace("* frequencies", "@ frequencies[None]") for line in (ANGLES, LOW_ANGLES))
+SPLIT, TABLES = "first, second = x.float().chunk(2, dim=-1)", "cos, sin = angles.cos(), angles.sin()"
+TURN = "result = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)"
+CAST = "return result.to(x.dtype)"
+
+repair_rope.judge_by(
+    right=right, play=play, tolerance=0.02, mistakes=[
+        Mistake("as given", breaks="float32, bf16 and fp16", edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
+                told="positions, frequencies and angles are as given: compute them in float32, with no matmul, and cast last"),
+        Mistake("a matmul", breaks="under bf16 autocast", edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
+                told="autocast runs your matmul in bf16. Multiply elementwise, or switch autocast off for `x.device.type`"),
+        Mistake("casts the position ids", edits={ANGLES: LOW_ANGLES},
+                told="the position ids are cast to the dtype of x, where neighbours become one: use `positions.float()`"),
+        Mistake("computes the frequencies in the dtype of x", edits=LOW_FREQUENCIES,
+                told="the frequencies are computed in the dtype of x, and positions multiply their errors: use float32"),
+        Mistake("positions in bf16", edits={ANGLES: ANGLES.replace("float()", "bfloat16()")},
+                told="position ids are cast to bf16, even for float32 x, and neighbours become one: use `positions.float()`"),
+        Mistake("casts the angles", edits={ANGLES: f"{ANGLES}\nangles = angles.to(x.dtype)"},
+                told="the angles are cast before cos and sin, so thousands of radians lose the fraction of a turn: cast after"),
+        Mistake("only the matmul is replaced", edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
+                told="positions, frequencies and angles are still in the dtype of x. Compute them in float32 and cast last"),
+        Mistake("returns float32", breaks="with the dtype", edits={CAST: "return result"},
+                told="the result is float32 whatever x is, and attention expects q and k in one dtype with v: cast last"),
+        Mistake("rounds to 16 bits on the way", breaks="the precision of x",
+                edits={SPLIT: SPLIT.replace("float()", "bfloat16().float()")},
+                told="x, cos and sin, or the result are rounded to bf16, and no cast restores what is lost: use float32"),
+        Mistake("pairs neighbouring channels",
+                edits={SPLIT: "first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)",
+                       TURN: TURN.replace("cat", "stack") + ".flatten(-2)"},
+                told="you pair channels 2c and 2c + 1. That is a RoPE too (GPT-J's), but the given one pairs c and c + d/2"),
+        Mistake("turns the other way", edits={TABLES: "cos, sin = angles.cos(), -angles.sin()"},
+                told="x is turned in the other direction: check the signs, of sin above all"),
+        Mistake("wraps positions", breaks="at positions up to 100,000",
+                edits={ANGLES: ANGLES.replace("positions", "(positions % 4096)")},
+                told="positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are"),
+        Mistake("consecutive", edits={ANGLES: ANGLES.replace("positions", "(positions[0] + torch.arange(len(positions)))")},
+                told="the positions are taken to be consecutive. They may also restart or run backwards: use them as they are"),
+        Mistake("changes x", breaks="The result is a new tensor", edits={CAST: "return x.copy_(result)"},
+                told="your function changes x, which the caller still needs: return a new tensor"),
+        Mistake("switches autocast off for good", edits={CAST: f"torch.set_autocast_enabled('cpu', False)\n{CAST}"},
+                told="your function leaves autocast off, for all later layers too: use `with torch.autocast(…, enabled=False):`"),
+        Mistake("cuts the gradient", breaks="gradients flow back through it",
+                edits={SPLIT: SPLIT.replace("x.float()", "x.detach().float()")},
+                told="no gradient flows back to x, so earlier layers never learn: look for `no_grad`, `detach`, `.data`, NumPy"),
+    ],
+    said={"autocast": "{case}, your function leaves autocast switched, for the rest of the model too",
+          "the arguments": "{case}, your function changes its arguments, which the caller still needs: return a new tensor",
+          "the result": "{case}, your function returns x itself, and the caller may change one of the two: return a new tensor",
+          "precision": "{case}, the result has fewer right digits than its dtype holds, as if it had been rounded on the way",
+          "gradient": "{case}, the gradient that flows back to x is not that of the turn"},
+)  # fmt: skip

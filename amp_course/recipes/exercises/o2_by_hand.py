@@ -1,0 +1,176 @@
+"""Exercise 1 of chapter 08: train an fp16 model through float32 masters, judged by what becomes of both at every step."""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, show_value
+
+o2_by_hand = Exercise(
+    chapter="recipes", name="o2_by_hand", number=1, title="O2 by hand", difficulty=4, importance=4, minutes=20, lines=18,
+    task="Do O2 by hand: write the class `HalfTrainer` and pass it to `exercises.o2_by_hand.check`. It turns the model into "
+    "fp16 and gives float32 masters to the optimizer. Its `step` computes the loss in float32, scales it, unscales the "
+    "gradients into the masters, skips the update if any gradient is inf or NaN, and copies the masters back. It returns True "
+    "if the step was taken and False if it was skipped.",
+    hints=(
+        "Two sets of weights: which one does the forward pass use, and which one does the optimizer know?",
+        "`__init__`: `model.half()`, then `[p.detach().float() for p in model.parameters()]` for `make_optimizer`. `step`: the "
+        "loss from `model(inputs.half()).float()`, then `(loss * scale).backward()`.",
+        "If all `p.grad` are finite: `master.grad = p.grad.float() / scale` for each pair, `self.optimizer.step()`, and "
+        "`p.copy_(master)` under `torch.no_grad()`. Skipped or not: `self.model.zero_grad()`.",
+    ),
+    why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. Paddle's O2 has masters too, but "
+    "divides in fp16 unless you ask for `master_grad=True`, so it loses the smallest gradients on the way back.",
+    alternative="masters made before `half()`. They start unrounded, which makes a difference of one rounding, once. Apex makes "
+    "them after it.",
+)  # fmt: skip
+
+
+class HalfTrainer:
+    """The right answer."""
+
+    def __init__(self, model: Any, make_optimizer: Any) -> None:
+        self.model = model.half()
+        self.masters = [p.detach().float() for p in model.parameters()]
+        self.optimizer = make_optimizer(self.masters)
+
+    def step(self, inputs: Tensor, targets: Tensor, loss_fn: Any, scale: float) -> bool:
+        loss = loss_fn(self.model(inputs.half()).float(), targets)
+        (loss * scale).backward()
+        pairs = list(zip(self.model.parameters(), self.masters, strict=True))
+        finite = all(p.grad.isfinite().all() for p, _ in pairs)
+        if finite:
+            for p, master in pairs:
+                master.grad = p.grad.float() / scale
+            self.optimizer.step()
+            with torch.no_grad():
+                for p, master in pairs:
+                    p.copy_(master)
+        self.model.zero_grad()
+        return finite
+
+
+def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tuple[str, Tensor, Tensor, float]:
+    """Return a step's case, inputs, targets and scale. Small inputs make gradients that are lost if nothing is scaled."""
+    inputs, targets = torch.randn(8, 16, generator=generator), torch.randint(1, 9, (8, 5), generator=generator) / 8
+    inputs[:, 8:] *= 2.0**-22
+    scale = 2.0 ** draw.randint(6, 8)
+    if number == 1:  # each fits in fp16, and neither their norm nor their sum does
+        inputs[:, :8] = 1.0
+        return "with a scale of 2,048, where gradients are large and finite", inputs, torch.full((8, 5), 32.0), 2048.0
+    if number == 2:
+        inputs[0, 0] = torch.nan
+        return "whose inputs hold NaN", inputs, targets, scale
+    if number == 4:  # each gradient of an output fits, and their sum does not
+        return "where only gradients of the bias overflow, to inf", inputs * 0, torch.full((8, 5), 32.0), 2.0**15
+    if number == 5:
+        inputs[0, 0] = 60000.0
+        return "where only gradients of the weight overflow, to -inf", inputs, torch.full((8, 5), -8.0), scale
+    if number == 3:  # beyond fp16
+        targets, scale = targets / 64, 2.0**16
+    return f"with a scale of {scale:,.0f}", inputs, targets, scale
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Train a Linear, whose first gradient can overflow alone, and so can its last."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    model, began, steps, masters = nn.Linear(16, 5), list[float](), list[Tensor](), list[Tensor]()
+    for p in model.parameters():  # fp16 numbers, so that masters made before `half()` equal those made after
+        p.data = (torch.rand(p.shape, generator=generator) - 0.5).half().float()
+
+    def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        sgd = torch.optim.SGD(parameters, lr=2.0**-7, momentum=0.5)  # with powers of two, any order is exact
+        sgd.register_step_pre_hook(lambda *_: steps.append(flat(m * 0 if m.grad is None else m.grad for m in masters)))
+        masters[:] = sorted((p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel())
+        return sgd
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = ((outputs + 1) * targets.to(outputs.dtype)).sum() / 32  # exact in fp16 as well
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: began.append(gradient.item()))
+        return loss
+
+    def weights() -> dict[str, Any]:
+        return {
+            "the dtype of the model's weights": _names(model.parameters()),
+            "the number of weights that the optimizer updates": sum(m.numel() for m in masters),
+            OWN: sum(m is p for m in masters for p in model.parameters()),
+            "the dtype of the masters": _names(masters),
+            "the model's mode": "training" if model.training else "evaluation",
+        }  # fmt: skip
+
+    trainer = call_answer(answer, "in `HalfTrainer(model, make_optimizer)`", model, make_optimizer)
+    yield Turn("before the first step", weights())
+    if list(weights().values()) != ["float16", 85, 0, "float32", "training"]:
+        return  # whatever follows is only a consequence
+    for number in range(7):
+        what, inputs, targets, scale = batch_of(number, draw, generator)
+        case, began[:], steps[:] = f"at step {number + 1}, {what}", [], []
+        got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
+        taken = read_bool(got, case, subject="`step` returned")
+        now, own = flat(masters), flat(model.parameters())
+        yield Turn(case, {
+            **weights(),
+            **({"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}),
+            "the number of optimizer steps": len(steps),
+            "the masters' gradient at the step": list(steps),
+            "the masters' gradients for the inputs of about 2^-22": [one[:80].view(5, 16)[:, 8:] for one in steps],
+            "the masters after the step": now,
+            "the number of model weights that differ from their rounded masters": int((own != now.half()).sum()),
+            "what `step` returns": taken,
+        }, clues={"masters that are inf or NaN": int((~now.isfinite()).sum())})  # fmt: skip
+
+
+def _names(tensors: Iterable[Tensor]) -> str:
+    return " and ".join(sorted({show_value(one.dtype) for one in tensors}))
+
+
+MAKE = "self.masters = [p.detach().float() for p in model.parameters()]"
+FINITE, UNSCALE = "finite = all(p.grad.isfinite().all() for p, _ in pairs)", "master.grad = p.grad.float() / scale"
+BACKWARD, COPY, CLEAR = "(loss * scale).backward()", "p.copy_(master)", "self.model.zero_grad()"
+OWN = "the number of tensors that the optimizer shares with the model"
+
+o2_by_hand.judge_by(
+    right=HalfTrainer, play=play, tolerance=1e-6, mistakes=[
+        Mistake("steps the half weights", edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
+                told="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
+        Mistake("loss not scaled", breaks="scales it", edits={BACKWARD: "loss.backward()"},
+                told="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * scale).backward()`"),
+        Mistake("loss in fp16", breaks="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
+                told="the loss or its scale is in fp16, where 65,536 is inf. Compute the loss from `self.model(…).float()`"),
+        Mistake("not unscaled", breaks="unscales the gradients", edits={UNSCALE: "master.grad = p.grad.float()"},
+                told="the gradients were not unscaled: divide them by the scale, in float32"),
+        Mistake("unscaled in fp16", edits={UNSCALE: "master.grad = (p.grad / scale).float()"},
+                told="the gradients were divided in fp16, which loses the small ones. Cast first: `p.grad.float() / scale`"),
+        Mistake("not cleared after a skipped step", edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
+                told="after a skipped step, later ones are skipped too. Clear the model's gradients, and any flag, each time"),
+        Mistake("model's gradients never cleared", edits={CLEAR: "self.optimizer.zero_grad()"},
+                told="the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only the masters"),
+        Mistake("not cleared after a step that is taken", edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
+                told="gradients of a step that was taken are added to those of the next. Clear them, whether it is taken or not"),
+        Mistake("masters' gradients add up",
+                edits={UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else master.grad + new"},
+                told="the masters' gradients add up from step to step. Assign `master.grad` at each step, or clear it"),
+        Mistake("never skips", breaks="skips the update", edits={FINITE: "finite = True"},
+                told="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient first"),
+        Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
+                told="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every `p.grad`"),
+        Mistake("looks for NaN only", breaks="inf or NaN",
+                edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
+                told="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),
+        Mistake("tests the first gradient only", breaks="any gradient",
+                edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
+                told="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
+        Mistake("masters made from the weights again",
+                edits={"if finite:": "if finite:\n    [master.data.copy_(p.data) for p, master in pairs]"},
+                told="the masters were made from the half weights again, which lose small updates. Make them once"),
+        Mistake("no copy back", breaks="copies the masters back", edits={COPY: "pass"},
+                told="the masters moved and the model's weights did not. Copy each master back: `parameter.copy_(master)`"),
+        Mistake("always True", breaks="False if it was skipped", edits={"return finite": "return True"},
+                told="a step that was skipped returned True. Return False, so that the caller can lower the scale"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""Exercise 5 of chapter 05: clip the norm of the true gradients, under a scaler."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.scaler.exercises._shared import gradients, watch_steps
+
+clip_scaled = Exercise(
+    chapter="scaler", name="clip_scaled", number=5, title="Clip under a scaler", difficulty=2, importance=5, minutes=8,
+    lines=6, task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, clip the norm of all gradients "
+    "to `max_norm`, step and update. Scaled gradients of earlier micro-batches may be there: they count, and clearing is up to "
+    "the caller. A step that overflows must be skipped and lower the scale. Return the norm of the true gradients before "
+    "clipping, as you would log it: after an overflow, no finite number.",
+    hints=(
+        "After `backward()` the gradients carry the scale. Which norm would you clip then?",
+        "The scaler takes the scale out when you ask it to, and remembers that it did: `scaler.unscale_(optimizer)`.",
+        "Scale, `backward()`, `scaler.unscale_(optimizer)`, `norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)`, step.",
+    ),
+    why="Clip scaled gradients, and every step becomes tiny: the loop runs, the loss crawls, and nothing complains.",
+    alternative="clip the scaled gradients to `max_norm * scaler.get_scale()`, and return that norm divided by the scale.",
+)  # fmt: skip
+
+
+def right(loss: Any, parameters: Any, optimizer: Any, scaler: Any, max_norm: float) -> Any:
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+OVERFLOW = 2.0**124  # finite, and so is the loss; its gradient is inf once it is scaled
+# the norm of the gradients as a multiple of the limit, or what is put among them
+SIZES: tuple[Any, ...] = (5.0, 0.4, "inf", 3.0, 0.6, OVERFLOW, 1.5, 500.0, 2.0, "NaN")
+LIMITS = (2.0, 4.0, 2.0, 0.5, 4.0, 2.0, 0.5, 4.0, 1.0, 2.0)
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Norms above and below the limit, an inf, a scale that is too large, a growth of the scale, and a NaN at the end."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (2,), (5,))]
+    optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
+    used = watch_steps(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    scaler.scale(torch.ones(()))  # a scaler makes its scale when it is first used
+    for number, size, limit in zip(itertools.count(1), SIZES, LIMITS, strict=False):
+        true = [torch.randn(p.shape, generator=generator) for p in parameters]
+        if bad := isinstance(size, str) or size == OVERFLOW:
+            true[2][3] = float(size)
+            case = f"at step {number}, with {'an overflow' if size == OVERFLOW else size} in the gradients"
+        else:
+            case = f"at step {number}, with gradients of norm {limit * size:g} and a limit of {limit:g}"
+            true = [g * (limit * size / flat(true).norm()) for g in true]
+        optimizer.zero_grad()
+        used.clear()
+        scale = scaler.get_scale()
+        if number % 2 == 0:  # half of each gradient is there already, from an earlier micro-batch
+            true = [g / 2 for g in true]
+            for p, g in zip(parameters, true, strict=True):
+                p.grad = g * scale
+        loss = torch.stack([(p * g).sum() for p, g in zip(parameters, true, strict=True)]).sum()
+        got = call_answer(answer, case, loss, parameters, optimizer, scaler, limit)
+        facets = {
+            "the number of optimizer steps": len(used),
+            "the gradient at the step": list(used),
+            "the weights after the step": flat(parameters),
+            "the loss scale after the step": scaler.get_scale(),
+        }
+        norm = math.nan if bad and got is None else read_number(got, case)  # then there may be nothing to log
+        facets["the norm that you return"] = float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
+        late = any(one.norm() > 1.01 * limit > gradients(optimizer).norm() > 0 for one in used)
+        clues = {"clipped after the step": late, "finite": [bool(one.isfinite().all()) for one in used]}
+        yield Turn(case, facets, {"scale": scale}, clues)
+
+
+UNSCALE, STEP, UPDATE = "scaler.unscale_(optimizer)", "scaler.step(optimizer)", "scaler.update()"
+CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
+NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
+EACH = "for p in parameters:\n    "
+
+clip_scaled.judge_by(
+    right=right, play=play, tolerance=1e-3, mistakes=[
+        Mistake("clips before unscaling", breaks="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
+                told="the limit was {scale:,.0f} times too small for these gradients: unscale first, then clip to `max_norm`"),
+        Mistake("clears what was there", breaks="clearing is up to the caller",
+                edits={"scaler.scale(loss).backward()": "optimizer.zero_grad()\nscaler.scale(loss).backward()"},
+                told="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
+        Mistake("steps by hand", breaks="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
+                told="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` cannot"),
+        Mistake("cleans inf away", edits={UNSCALE: f"{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
+                told="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them in"),
+        Mistake("unscales by hand", edits={UNSCALE: f"{EACH}p.grad /= scaler.get_scale()"},
+                told="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
+        Mistake("loss not scaled", edits={"scaler.scale(loss).backward()": "loss.backward()"},
+                told="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the loss"),
+        Mistake("updates only after a step", breaks="lower the scale", edits={UPDATE: f"if norm.isfinite():\n    {UPDATE}"},
+                told="the scale does not fall after a skipped step: call `scaler.update()` every time, skipped or not"),
+        Mistake("returns before the update", edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
+                told="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
+        Mistake("clips after the step", edits={CLIP: STEP, STEP: CLIP},
+                told="the gradients were clipped after the step, when the optimizer had already used them"),
+        Mistake("no clipping", edits={CLIP: NORM},
+                told="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
+        Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
+                told="gradients below the limit were made larger: clip only if the norm exceeds it"),
+        Mistake("each parameter on its own", breaks="of all gradients",
+                edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
+                told="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
+        Mistake("returns the norm of the scaled gradients", breaks="the norm of the true gradients",
+                edits={"return norm": "return norm * scale", CLIP: f"scale = scaler.get_scale()\n{CLIP}"},
+                told="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
+        Mistake("returns the norm after clipping", breaks="before clipping", edits={"return norm": f"{NORM}\nreturn norm"},
+                told="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from before"),
+        Mistake("no step", edits={STEP: "pass"}, told="no step was taken: `scaler.step(optimizer)` is missing"),
+        Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
+                told="an overflow stops the training, and the scaler is there to skip it: leave `error_if_nonfinite` out"),
+    ],
+)  # fmt: skip

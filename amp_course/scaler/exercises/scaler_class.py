@@ -1,0 +1,226 @@
+"""Exercise 4 of chapter 05: the whole scaler, next to the course's own, step by step and to the last bit."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_number, read_tensor
+from amp_course.scaler.exercises._shared import gradients, watch_steps
+
+scaler_class = Exercise(
+    chapter="scaler", name="scaler_class", number=4, title="The whole scaler", difficulty=4, importance=5, minutes=25,
+    lines=40, task="For `scaler_class`, write the class `MyScaler`, made with `init_scale`, `growth_factor`, `backoff_factor` "
+    "and `growth_interval`. Its methods are `scale`, `unscale_`, `step`, `update`, `get_scale`, `state_dict` and "
+    "`load_state_dict`. It trains next to `torch.amp.GradScaler`, with inf and NaN, two optimizers, and a save and load, and has "
+    "to equal it to the last bit; all scales are powers of two. You may leave `unscale_` blank; if you write it, it has to work.",
+    hints=(
+        "What does the scaler have to remember: for itself, and for each optimizer until `update`? What goes into a file?",
+        "A dict `self._found = {}` from `id(optimizer)` to what was found. An optimizer with an entry is already unscaled; "
+        "`step` looks there first, `update` asks `any(self._found.values())` and clears it.",
+        "`state_dict` holds five numbers: scale, streak, both factors, the interval. Exercises 2 and 3 have most of the rest.",
+    ),
+    why="You have written the core of `torch.amp.GradScaler`; its other lines deal with several devices and fused optimizers.",
+    alternative="keep scale and streak in tensors, and let `update` call torch's own kernel, `torch._amp_update_scale_`.",
+)  # fmt: skip
+
+_SAVED = ("_scale", "_streak", "_growth", "_backoff", "_interval")
+
+
+class MyScaler:
+    """The right answer."""
+
+    def __init__(self, init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int) -> None:
+        self._scale, self._streak = init_scale, 0
+        self._growth, self._backoff, self._interval = growth_factor, backoff_factor, growth_interval
+        self._found: dict[int, bool] = {}
+
+    def scale(self, loss: Any) -> Any:
+        return loss * self._scale
+
+    def unscale_(self, optimizer: Any) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._found[id(optimizer)] = any([not g.div_(self._scale).isfinite().all() for g in grads])
+
+    def step(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._found:
+            self.unscale_(optimizer)
+        if not self._found[id(optimizer)]:
+            optimizer.step()
+
+    def update(self) -> None:
+        found = any(self._found.values())
+        self._found.clear()
+        self._streak = 0 if found else self._streak + 1
+        if found:
+            self._scale *= self._backoff
+        elif self._streak == self._interval:
+            grown = self._scale * self._growth
+            self._scale = grown if torch.tensor(grown).isfinite() else self._scale
+            self._streak = 0
+
+    def get_scale(self) -> float:
+        return self._scale
+
+    def state_dict(self) -> Any:
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.__dict__.update(state)
+
+
+OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+METHODS = ("scale", "step", "update", "get_scale", "state_dict", "load_state_dict")
+PLANTED = {"i": "inf", "-": "-inf", "n": "NaN", "h": "huge finite numbers"}
+VALUES = {"i": math.inf, "-": -math.inf, "n": math.nan, "h": 1.5 * 2.0**127}  # 4 / 2 of it is inf
+ROWS = ".. .. .. .. .. .. i. .. .n _. .. ._ -N .. .. .. I. .. h."  # the scale is 1/2 at the last of them
+
+
+class _Run:
+    """A small training of two optimizers, with two groups and an idle parameter each; momentum remembers every step."""
+
+    def __init__(self, name: str, answer: Any, draw: random.Random, **options: float) -> None:
+        self.name, self.number = name, 0
+        self.generator = torch.Generator().manual_seed(draw.getrandbits(31))
+        start = torch.rand(2, 9, generator=self.generator) + 0.5
+        self.parameters = [[nn.Parameter(part) for part in one.split((4, 2, 3))] for one in start]
+        groups = [[{"params": one[:2]}, {"params": one[2:]}] for one in self.parameters]
+        self.optimizers = [torch.optim.SGD(two, lr=0.05, momentum=0.9) for two in groups]
+        self.used = [watch_steps(one) for one in self.optimizers]
+        self.scaler = call_answer(answer, "while making a scaler", **options)
+        if missing := [f"`{one}`" for one in METHODS if not hasattr(self.scaler, one)]:
+            raise Wrong(f"the scaler has no method {' and no '.join(missing)}")
+
+    def play(self, rows: str, unscaled: bool = False) -> Iterator[Turn]:
+        """Train on rows like "iN": inf in the first optimizer's first gradient, NaN in the other's last; with "_", one rests."""
+        for row in rows.split():
+            self.number += 1
+            at_work = [(row[n], which, n) for n, which in enumerate(("first", "second")) if row[n] != "_"]
+            whose = [(PLANTED[one.lower()], which) for one, which, _ in at_work if one != "."]
+            bad = [f"{planted} in the {which} optimizer's gradients" for planted, which in whose]
+            only = f" and a step of the {at_work[0][1]} optimizer only" if len(at_work) == 1 else ""
+            case = f"{self.name}at step {self.number}, with {' and '.join(bad) or 'finite gradients'}{only}"
+            losses, scaled = [], []
+            for one, _, place in at_work:
+                first, _, last = self.parameters[place]
+                first.grad = last.grad = None
+                self.used[place].clear()
+                values = torch.randint(2**14, 2**16, (7,), generator=self.generator) / 2**20  # products are exact
+                if one != ".":
+                    values[slice(4) if one == "h" else 5 if one.isupper() else 2] = VALUES[one.lower()]
+                losses.append((torch.cat([first, last]) * values).sum())
+                loss = call_answer(self.scaler.scale, case, losses[-1])
+                scaled.append(read_tensor(loss, case, shape=(), subject="`scale(loss)` returned").float())
+                call_answer(loss.backward, case)
+            plain = [one.detach() for one in losses]
+            facets: dict[str, Any] = {"the scaled loss": scaled, "the loss given to `scale`": plain}
+            if unscaled and row[0] != "_":
+                call_answer(self.scaler.unscale_, case, self.optimizers[0])
+                facets["the gradient"] = gradients(self.optimizers[0])
+                nn.utils.clip_grad_value_([self.parameters[0][0], self.parameters[0][2]], 0.03)  # an inf is finite then
+            for _, _, place in at_work:
+                call_answer(self.scaler.step, case, self.optimizers[place])
+            call_answer(self.scaler.update, case)
+            used, weights = [self.used[place] for _, _, place in at_work], [flat(one) for one in self.parameters]
+            left = [gradients(one) for one in self.optimizers]
+            yield Turn(case, {
+                **facets,
+                "the number of optimizer steps": [len(one) for one in used],
+                "the gradient at the step": [one for steps in used for one in steps],
+                "the weights": weights,
+                "the scale": self.scale(case),
+                "the number of optimizers with gradients after the step": sum(bool(one.any()) for one in left),
+            }, {}, {"finite": [bool(one.isfinite().all()) for one in weights]})  # fmt: skip
+
+    def scale(self, case: str) -> float:
+        return read_number(call_answer(self.scaler.get_scale, case), case, "`get_scale()` returned")
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """A run with a save and load in it, two at the ends of float32, and one in which the caller unscales."""
+    usual, other = (dict(zip(OPTIONS, one, strict=True)) for one in ((8.0, 4.0, 0.125, 3), (2.0**127, 2.0, 0.5, 2)))
+    run = _Run("", answer, draw, **usual)
+    yield from run.play(f"{ROWS} n- .. .n ..")
+    state = call_answer(run.scaler.state_dict, "while saving")
+    if state is None:
+        raise Wrong("`state_dict()` returned None: return what the scaler has to remember")
+
+    saved, scale = repr(state), run.scale("while saving")
+    for case in ("after a save, and a load into a scaler made with 2^127", "after loading the state a second time"):
+        list(_Run("", lambda: run.scaler, draw).play("ii .. .."))  # it trains on, and the state must not follow
+        run.name, run.scaler = "after a save and load, ", call_answer(answer, "while making a scaler", **other)
+        call_answer(run.scaler.load_state_dict, "while loading", state)
+        now = run.scale(case)
+        changed = repr(state) != saved and now != scale
+        yield Turn(case, {"the saved state": "changed" if changed else "kept", "the scale": now})
+    yield from run.play(".. .. .i .. .. .. .. N. .I")
+    for power in (127, -126):
+        run = _Run(f"with an initial scale of 2^{power}, ", answer, draw, **{**other, "init_scale": 2.0**power})
+        yield from run.play("i. .. .. .. .. .. i. .. ..")
+    if is_blank(getattr(run.scaler, "unscale_", ...)):
+        answer = MyScaler
+    run = _Run("in a run with clipping, ", answer, draw, **usual)
+    for turn in run.play(f"{ROWS} .n ..", unscaled=True):  # under other names, in case `unscale_` is blank
+        yield Turn(turn.case, {f"{facet} after `unscale_`": value for facet, value in turn.facets.items()})
+
+
+SCALE, STEP, CLEAR = "return loss * self._scale", "optimizer.step()", "self._found.clear()"
+FIND = "self._found[id(optimizer)] = any([not g.div_(self._scale).isfinite().all() for g in grads])"
+FIRST, IF = "if id(optimizer) not in self._found:", "if not self._found[id(optimizer)]:"
+FOUND, STREAK = "found = any(self._found.values())", "self._streak = 0 if found else self._streak + 1"
+BACKOFF, GROWS = "self._scale *= self._backoff", "elif self._streak == self._interval:"
+GROWN = "self._scale = grown if torch.tensor(grown).isfinite() else self._scale"
+SAVE, LOAD = "return {name: getattr(self, name) for name in _SAVED}", "self.__dict__.update(state)"
+CHANGED = "the saved state changed while a scaler trained on: copy it in `state_dict` and in `load_state_dict`"
+
+scaler_class.judge_by(
+    right=MyScaler, play=play, said={"the saved state": CHANGED}, mistakes=[
+        Mistake("does not scale", edits={SCALE: "return loss"}, told="`scale(loss)` is not the loss times the scale"),
+        Mistake("detaches", edits={SCALE: "return loss.detach() * self._scale"},
+                told="`scale(loss)` gives a tensor without a graph, so `backward()` cannot run: `return loss * self._scale`"),
+        Mistake("never unscales", edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
+                told="the optimizer steps with scaled gradients: `step` has to unscale them, unless the caller has"),
+        Mistake("unscales twice", breaks="if you write it, it has to work", edits={FIRST: "if True:"},
+                told="`step` divided gradients that the caller had unscaled already: remember that for each optimizer"),
+        Mistake("steps on inf", breaks="inf and NaN", edits={IF: "if True:"},
+                told="the optimizer stepped with inf or NaN in its gradients: call `optimizer.step()` only if all are finite"),
+        Mistake("misses NaN",
+                edits={FIND: FIND.replace("not g.div_(self._scale).isfinite().all()", "g.div_(self._scale).isinf().any()")},
+                told="the optimizer stepped with NaN in its gradients. NaN is not inf: `torch.isfinite` finds both"),
+        Mistake("never steps", edits={STEP: "pass"}, told="`step(optimizer)` never calls `optimizer.step()`"),
+        Mistake("never forgets who is unscaled", edits={CLEAR: "pass"},
+                told="an optimizer is unscaled at its first step only: `update()` has to forget which ones are unscaled"),
+        Mistake("shares what is found", breaks="two optimizers", edits={IF: "if not any(self._found.values()):"},
+                told="one optimizer's step was skipped for the other one's inf or NaN: keep what each found separate"),
+        Mistake("the last optimizer decides", edits={FOUND: "found = list(self._found.values())[-1]"},
+                told="the last optimizer's clean step hid what another one found: the scale backs off if any finds something"),
+        Mistake("no backoff", edits={BACKOFF: "pass"},
+                told="the scale does not back off: after inf or NaN, `update()` multiplies it by the backoff factor"),
+        Mistake("backs off for each optimizer",
+                edits={FOUND: "found = sum(self._found.values())", BACKOFF: "self._scale *= self._backoff ** found"},
+                told="the scale backs off once for each optimizer that found something: once for all of them, in `update`"),
+        Mistake("keeps the streak after growth", edits={"self._streak = 0": "pass"},
+                told="the streak goes on after a growth: set it to 0 there, or the scale grows too soon, or never again"),
+        Mistake("looks at the gradients again", edits={IF: "if gradients(optimizer).isfinite().all():"},
+                told="`step` skips by what the gradients are now, after clipping: keep the note of what `unscale_` found"),
+        Mistake("no growth", edits={GROWS: "elif False:"},
+                told="the scale never grows: after `growth_interval` clean updates in a row, multiply it by the growth factor"),
+        Mistake("a skip does not end the streak", edits={STREAK: "self._streak += not found"},
+                told="the streak goes on after a skipped step. Inf or NaN ends it, and the next growth needs a whole new one"),
+        Mistake("grows to inf", breaks="to the last bit", edits={GROWN: "self._scale = grown"},
+                told="the scale grew past float32's largest number: torch leaves it unchanged there and restarts the streak"),
+        Mistake("floor of 1", edits={BACKOFF: "self._scale = max(self._scale * self._backoff, 1.0)"},
+                told="the scale stops falling at 1. There is no floor in torch's, and a scale below 1 is a sign of a real fault"),
+        Mistake("forgets the scale", edits={LOAD: 'self.__dict__.update({**state, "_scale": self._scale})'},
+                told="a loaded scaler does not have the saved scale: `state_dict` has to hold it, `load_state_dict` to set it"),
+        Mistake("the saved state changes", edits={SAVE: "return self.__dict__"}, told=CHANGED),
+        Mistake("forgets the streak", breaks="a save and load", edits={LOAD: 'self.__dict__.update({**state, "_streak": 0})'},
+                told="a loaded scaler does not go on with the saved streak of clean steps: save that, too, and put it back"),
+        Mistake("forgets its options", edits={LOAD: 'self._scale, self._streak = state["_scale"], state["_streak"]'},
+                told="a loaded scaler uses the factors and the interval it was made with: save them, too, and put them back"),
+    ],
+)  # fmt: skip

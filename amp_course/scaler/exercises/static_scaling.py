@@ -1,0 +1,143 @@
+"""Exercise 1 of chapter 05: one optimizer step with a fixed loss scale."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.audit.scene import Scene, flat
+from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.scaler.exercises._shared import watch_steps
+
+static_scaling = Exercise(
+    chapter="scaler", name="static_scaling", number=1, title="A fixed loss scale", difficulty=2, importance=5, minutes=10,
+    lines=8, task="Write `static_scaling(model, batches, loss_fn, optimizer, scale)`: one optimizer step on the mean of the "
+    "losses of a few micro-batches, which may differ in size, with `scale` as a fixed loss scale. The model opens its own fp16 "
+    "region, and its gradients are too small for fp16; the optimizer must get the true ones. A parameter may have no gradient, "
+    "and then gets none. Gradients of one step must not reach the next.",
+    hints=(
+        "The scale goes into one number and has to come out of many. Which number is it, and when is the last moment to divide?",
+        "`(loss * scale).backward()` for each micro-batch; the gradients add up. For their mean, divide each by `len(batches)`.",
+        "After the loop, once: `parameter.grad.div_(scale)` where there is a gradient; then step, then `optimizer.zero_grad()`.",
+    ),
+    why="That is all there is to loss scaling. A GradScaler adds two things: it finds the scale, and it survives a bad step.",
+    alternative="divide by `scale * len(batches)` after the loop, and leave the losses unchanged.",
+)  # fmt: skip
+
+_TINY = 2.0**-17  # of the model's outputs: without a scale, many gradients are 0 in fp16
+
+
+class Fp16Model(nn.Module):
+    """A model that opens its own fp16 region; its outputs, and so its gradients, are multiplied by `factor`."""
+
+    def __init__(self, body: nn.Module, factor: float = _TINY) -> None:
+        super().__init__()
+        self.body, self.factor = body, factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, dtype=torch.float16):
+            outputs = self.body(inputs)
+        return outputs.float() * self.factor
+
+
+def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any, scale: float) -> None:
+    for inputs, targets in batches:
+        loss = loss_fn(model(inputs), targets) / len(batches)
+        (loss * scale).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(scale)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+OFF = "the number of inexact gradients at the step"
+INEXACT = "at step {number}, {got} gradients are off by more than 0.1 %: were they rounded or changed on the way?"
+# micro-batches, scale, factor of the model: the second step has large gradients, which reach the third if nobody clears them
+STEPS = (1, 2.0**17, _TINY), (2, 1.0, 8.0), (1, 4.0, _TINY), (3, 2.0**12, _TINY)
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Four steps with small, large and no scale; the optimizer has two groups, and one parameter that is not used."""
+    scene = Scene(draw, 7)
+    body, batches, factors = scene.model, iter(scene.batches), list[float]()
+    body.register_parameter("idle", nn.Parameter(torch.ones(3)))
+    weights: list[Any] = [*body[0].parameters(), *body[2].parameters(), body.idle]
+    groups: list[dict[str, Any]] = [{"params": weights[:2]}, {"params": weights[2:], "weight_decay": 1.0}]
+    scene.optimizer = torch.optim.SGD(groups, lr=0.1)
+    used, model = watch_steps(scene.optimizer), Fp16Model(body)
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = scene.loss_fn(outputs, targets)
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: factors.append(float(gradient)))
+        return loss
+
+    for number, (size, scale, model.factor) in enumerate(STEPS, 1):
+        case = f"at step {number}, with {size} micro-batch{'es' if size > 1 else ''} and a scale of {scale:,.0f}"
+        mine = [next(batches) for _ in range(size)]
+        mine[1:] = [(inputs[:5], targets[:5]) for inputs, targets in mine[1:]]
+        loss = loss_fn(model(mine[0][0]), mine[0][1])
+        true = flat(torch.autograd.grad(loss * scale, weights, allow_unused=True, materialize_grads=True)) / scale
+        del used[:], factors[:]
+        with scene.watch() as update:
+            call_answer(answer, case, model, mine, loss_fn, scene.optimizer, scale)
+        done = scene.facets(update)
+        done |= {"the number of optimizer steps": len(used), "the gradient at the step": list(used)}
+        if size == 1:  # then every right answer has the same gradients
+            off = [int(((one - true).abs() > 1e-3 * true.abs()).sum()) for one in used]
+            done[OFF] = sum(off)
+        facets = {facet: done[facet] for facet in done if "step" in facet or "weights" in facet}
+        fits = (scale, scale / size)  # the mean may be taken in the losses or in the gradients
+        others = [one for one in factors if not any(math.isclose(one, fit, rel_tol=1e-3) for fit in fits)]
+        facets["the number that the loss is multiplied by before `backward()`"] = others[0] if others else scale
+        facets["the learning rate that you leave"] = [float(group["lr"]) for group in scene.optimizer.param_groups]
+        facets["the mode that you leave the model in"] = "train" if model.training and body.training else "eval"
+        yield Turn(case, facets, {"size": size, "number": number}, {"losses reached": len(factors)})
+
+
+LOOP, EACH = "for inputs, targets in batches:", "for parameter in model.parameters():"
+MEAN, BACKWARD = "loss = loss_fn(model(inputs), targets) / len(batches)", "(loss * scale).backward()"
+HAS, DIVIDE = "if parameter.grad is not None:", "parameter.grad.div_(scale)"
+STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
+
+static_scaling.judge_by(
+    right=right, play=play, tolerance=1e-2, said={OFF: INEXACT}, mistakes=[
+        Mistake("forgets to unscale", breaks="the optimizer must get the true ones", edits={DIVIDE: "pass"},
+                told="the gradients still carry the scale when the optimizer steps. Divide each `parameter.grad` by it first"),
+        Mistake("backward from the plain loss", breaks="with `scale` as a fixed loss scale",
+                edits={BACKWARD: "loss.backward()", DIVIDE: "pass"},
+                told="the loss at `backward()` was not scaled, so fp16 lost gradients: `(loss * scale).backward()` keeps them"),
+        Mistake("unscales a loss that was never scaled", edits={BACKWARD: "loss.backward()"},
+                told="the gradients were divided by a scale that the loss never had: call `(loss * scale).backward()`"),
+        Mistake("ignores the scale that it gets", edits={LOOP: f"scale = 2.0**16\n{LOOP}"},
+                told="the loss scale is always the same number, whatever is passed in: use the argument `scale`"),
+        Mistake("unscales twice", edits={DIVIDE: "parameter.grad.div_(scale).div_(scale)"},
+                told="the gradients were divided by the scale twice: the loss has it once, so divide once"),
+        Mistake("unscales inside the loop", edits={BACKWARD: f"{BACKWARD}\n{EACH}\n    {HAS}\n        {DIVIDE}", DIVIDE: "pass"},
+                told="the gradients of earlier micro-batches are divided again and again: unscale once, after the loop"),
+        Mistake("sum instead of mean", breaks="the mean of the losses", edits={MEAN: MEAN.removesuffix(" / len(batches)")},
+                told="the gradients of {size} micro-batches were added up. For their mean, divide each loss by `len(batches)`"),
+        Mistake("clears inside the loop", edits={MEAN: f"{CLEAR}\n{MEAN}"},
+                told="the gradients are cleared before each micro-batch, so only the last one counts: clear once a step"),
+        Mistake("never clears", breaks="Gradients of one step must not reach the next", edits={CLEAR: "pass"},
+                told="the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step"),
+        Mistake("clears before the step", edits={STEP: f"{CLEAR}\n{STEP}"},
+                told="the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, step, clear"),
+        Mistake("a step for each micro-batch", breaks="one optimizer step",
+                answer=lambda model, batches, *rest: any(map(lambda one: right(model, [one], *rest), batches)),
+                told="the optimizer stepped once for each micro-batch. Together they are one batch: step once, after the loop"),
+        Mistake("trips on a missing gradient", breaks="A parameter may have no gradient", edits={HAS: "if True:"},
+                told="`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip it, and clear last"),
+        Mistake("fills in missing gradients", breaks="and then gets none",
+                edits={HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif True:"},
+                told="a weight without a gradient moved: it got one of zeros, and weight decay did the rest. Leave it None"),
+        Mistake("weights by the sizes", edits={MEAN: MEAN.replace("len(b", "sum(len(x) for x, _ in b") + " * len(inputs)"},
+                told="larger micro-batches count for more. The mean of the losses gives each the same weight, 1/{size}"),
+        Mistake("no step", edits={STEP: "pass"},
+                told="`optimizer.step()` did not run: call it once, after the loop, and leave the weights to it"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""Exercise 2 of chapter 05: divide every gradient by the scale, and find inf and NaN."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_bool, read_number
+
+unscale_and_check = Exercise(
+    chapter="scaler", name="unscale_and_check", number=2, title="Unscale, and find inf", difficulty=2, importance=5, minutes=8,
+    lines=7, task="Write `unscale_and_check(optimizer, scale)`: divide every gradient of the optimizer by the scale, so that "
+    "`parameter.grad` holds the result, and return whether any of them contains inf or NaN. A parameter may have no gradient. "
+    "The result has to match torch's `unscale_` to the last bit.",
+    hints=(
+        "Where does an optimizer keep its parameters? There may be several groups. And which of them have no gradient?",
+        "`for group in optimizer.param_groups: for parameter in group['params']: …`. Do not leave the loop at the first inf.",
+        "`parameter.grad.div_(scale)`, then `found = found or not torch.isfinite(parameter.grad).all()`; return `found`.",
+    ),
+    why="One inf among a million gradients ruins every weight it touches, and NaN slips through every comparison.",
+    alternative="`torch._foreach_div_(gradients, scale)` divides all of them in a few calls; torch's kernel also checks them.",
+)  # fmt: skip
+
+INF = float("inf")
+_SHAPES = ((3, 4), (2, 2), (5,), (), (2, 3))  # the second has no gradient; the last two are a group of their own
+_HUGE = 3.1e38  # twice this is inf in float32, and so are a sum and a norm with it
+
+
+def right(optimizer: torch.optim.Optimizer, scale: float) -> bool:
+    found = False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale)
+                found = found or not bool(torch.isfinite(parameter.grad).all())
+    return found
+
+
+_BAD = [{place: bad} for place in (0, 2, 3, 4) for bad in ("inf", "NaN", "-inf")]
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Nothing to find; huge gradients with no scale; an inf, NaN or −inf in each gradient; and two of them at once."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for number, planted in enumerate(({}, {}, *_BAD, {0: "inf", 3: "NaN"})):
+        scale, top = (1.0, _HUGE) if number == 1 else (4.0 ** ((number + 4) % 5), 2e5)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in _SHAPES]
+        for place, p in enumerate(parameters):
+            values = 2.0**-18 * torch.randn(p.numel(), generator=generator)
+            values = torch.tensor([top, 0.9 * top, 1e-7, -3.0, 1e5]) if place == 2 else values
+            if place in planted:
+                values[number % len(values)] = float(planted[place])
+            p.grad = None if place == 1 else values.reshape(p.shape[::-1]).t()  # not contiguous
+        bad = [f"{bad} in gradient {place + 1}" for place, bad in planted.items()]
+        bad = bad or [f"finite gradients up to {top:,g}"]
+        case = f"with {', '.join([f'a scale of {scale:,.0f}', *bad[:-1]])} and {bad[-1]}"
+        before = [p.detach().clone() for p in parameters]
+        optimizer = torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}])
+        got = call_answer(answer, case, optimizer, scale)
+        changed = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
+        yield Turn(case, {
+            "the number of changed weights": changed,
+            "the gradient": [None if p.grad is None else p.grad.detach().clone() for p in parameters],
+            "what you return": _read_found(got, case),
+        })  # fmt: skip
+
+
+def _read_found(got: Any, case: str) -> bool:
+    """Return whether something was found; a number will do, 0.0 or 1.0 as in torch's own kernel, or a count."""
+    with contextlib.suppress(Wrong):
+        got = read_number(got, case) != 0
+    return read_bool(got, case)
+
+
+GRADS = "grads = [p.grad for g in optimizer.param_groups for p in g['params'] if p.grad is not None]"
+LOOP, HAS = "for group in optimizer.param_groups:", "if parameter.grad is not None:"
+DIVIDE = "parameter.grad.div_(scale)"
+FIND, RETURN = "found = found or not bool(torch.isfinite(parameter.grad).all())", "return found"
+
+
+def _finds(expression: str) -> dict[str, str]:
+    """Edit the right code to look for something else, in each gradient `g`, before it is divided."""
+    return {LOOP: f"{GRADS}\nfound = any(bool({expression}) for g in grads)\n{LOOP}", FIND: "pass"}
+
+
+unscale_and_check.judge_by(
+    right=right, play=play, mistakes=[
+        Mistake("new tensors", breaks="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
+                told="the gradients are unchanged: `gradient / scale` is a new tensor. Use `parameter.grad.div_(scale)`"),
+        Mistake("multiplies", edits={DIVIDE: "parameter.grad.mul_(scale)"},
+                told="the gradients were multiplied by the scale once more: divide by it"),
+        Mistake("rounds to fp16", breaks="match torch's `unscale_` to the last bit",
+                edits={DIVIDE: "parameter.grad.div_(scale)\nparameter.grad.copy_(parameter.grad.half())"},
+                told="the unscaled gradients were cast to fp16, where small ones are 0 again: keep them in float32"),
+        Mistake("stops at the first parameter", breaks="divide every gradient",
+                edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
+                told="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
+        Mistake("returns before the rest", edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
+                told="gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` may skip them"),
+        Mistake("skips what is not finite", edits={DIVIDE: "if parameter.grad.isfinite().all():\n    parameter.grad.div_(scale)"},
+                told="a gradient with inf or NaN in it still carries the scale: unscale that one as well"),
+        Mistake("first group only", edits={LOOP: "for group in optimizer.param_groups[:1]:"},
+                told="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
+        Mistake("cleans inf away", edits={FIND: f"{FIND}\nparameter.grad.nan_to_num_()"},
+                told="inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped anyway"),
+        Mistake("trips on a missing gradient", breaks="A parameter may have no gradient", edits={HAS: "if True:"},
+                told="a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. Skip it"),
+        Mistake("misses NaN", breaks="contains inf or NaN", edits=_finds("g.isinf().any()"),
+                told="a NaN was missed: it is not inf, and every comparison with it is false. `torch.isfinite` finds both"),
+        Mistake("misses −inf", edits=_finds("(g == INF).any() or g.isnan().any()"),
+                told="a −inf was missed: compare sizes, `.abs()`, or ask `torch.isfinite`"),
+        Mistake("checks a sum or a norm", edits=_finds("not g.sum().isfinite()"),
+                told="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no limit"),
+        Mistake("looks at the first gradient only", breaks="any of them",
+                edits={RETURN: f"{GRADS}\nreturn not bool(grads[0].isfinite().all())"},
+                told="only the first gradient was checked: one bad element anywhere is enough to skip the step"),
+        Mistake("the last gradient decides", edits={FIND: FIND.replace("found or ", "")},
+                told="only the last gradient counts: each one overwrites `found`. Write `found = found or …`"),
+        Mistake("the other way round", edits={RETURN: "return not found"},
+                told="the answer is the wrong way round: return True if there is inf or NaN"),
+    ],
+)  # fmt: skip

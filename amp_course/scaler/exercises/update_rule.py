@@ -1,0 +1,94 @@
+"""Exercise 3 of chapter 05: the rule that finds the loss scale, against the kernel that torch's scaler calls."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number, read_pair, show_number
+
+update_rule = Exercise(
+    chapter="scaler", name="update_rule", number=3, title="The rule that finds the scale", difficulty=2, importance=4, minutes=8,
+    lines=8, task="Write `update_rule(scale, streak, found_inf, growth, backoff, interval)`: given the state and whether this "
+    "step found inf or NaN, return the next scale and the next streak of clean steps, as torch's scaler computes them.",
+    hints=(
+        "There are two branches: found, or clean. Which of them sets the streak to 0, and when?",
+        "Found: the scale times backoff, and 0. Clean: count this step, then ask whether the streak has reached the interval.",
+        "A scale never grows beyond float32: ask `torch.tensor(scale * growth).isfinite()`, which is in float32. The streak "
+        "restarts at 0 either way.",
+    ),
+    why="A larger scale every 2,000 steps costs at most one skipped step; one that is too small loses gradients at every step.",
+    alternative="leave it to torch's own kernel, `torch._amp_update_scale_`, which changes a scale and a streak in tensors.",
+)  # fmt: skip
+
+_NEAR_TOP = 1.9990234375 * 2.0**126  # twice that is in float32, but more than 3.4e38
+_TOP, FOUND = torch.finfo(torch.float32).max, ("nothing found", "inf found")
+Next = tuple[float, float]
+
+
+def right(scale: float, streak: int, found: bool, growth: float, backoff: float, interval: int) -> Next:
+    """Return what torch's kernel makes of a state."""
+    now, clean = torch.tensor(scale), torch.tensor(streak, dtype=torch.int32)
+    torch._amp_update_scale_(now, clean, torch.tensor(float(found)), growth, backoff, interval)
+    return now.item(), float(clean.item())
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Every streak, clean and found, at usual and tiny scales, which have no floor, and where growth may leave float32."""
+    usual = [1.25 * 2.0**10, 2.0 ** draw.randint(11, 16), *(2.0**power for power in (-3, -9, -20, -40, -126))]
+    for growth, backoff, interval in ((2.0, 0.5, draw.randint(3, 5)), (4.0, 0.25, 6), (1.5, 0.75, 2), (2.0, 0.5, 1)):
+        rule = growth, backoff, interval
+        for facet, scales in (("scale", usual), ("scale at the top of float32", [2.0**126, _NEAR_TOP, 1.5 * 2.0**127])):
+            results = Results(what="the next scale"), Results(what="the next streak")
+            for scale, streak, found in itertools.product(scales, range(interval), (False, True)):
+                case = f"with scale {show_number(scale)}, streak {streak}, interval {interval} and {FOUND[found]}"
+                got = call_answer(answer, case, scale, streak, found, *rule)
+                for result, one in zip(results, read_pair(got, case, "the pair (scale, streak)"), strict=True):
+                    number = read_number(one, case)
+                    result[case] = int(number) if result is results[1] and number.is_integer() else number
+            facets = {f"the next {facet}": results[0], "the next streak": results[1]}
+            yield Turn("", facets, {"interval": interval})
+
+
+def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
+    return (s * b, 0.0) if f else (s * g, 0.0) if k + 1 == n else (s, k + 1.0)
+
+
+def _streak(change: Callable[..., float]) -> Callable[..., Next]:
+    """Spoil the streak of the right rule, and nothing else."""
+    return lambda s, k, f, *rule: (right(s, k, f, *rule)[0], change(s, k, f, *right(s, k, f, *rule)))
+
+
+update_rule.judge_by(
+    right=right, play=play, mistakes=[
+        Mistake("grows on a skipped step", breaks="whether this step found inf or NaN",
+                answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
+                told="the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak"),
+        Mistake("keeps the streak on backoff", breaks="streak of clean steps",
+                answer=_streak(lambda s, k, f, scale, streak: k if f else streak),
+                told="the streak goes on after a backoff. A skipped step ends it, and the next growth needs a whole new one"),
+        Mistake("grows late or never", answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
+                told="the scale does not grow at clean step number {interval} in a row: count this step first, then compare"),
+        Mistake("counts the skipped step", answer=_streak(lambda s, k, f, scale, streak: k + 1 if f else streak),
+                told="a skipped step counts as a clean one. It ends the streak, so the streak is 0 after it"),
+        Mistake("grows one step early",
+                answer=lambda s, k, f, g, b, n: (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n),
+                told="the scale grows too early: only after {interval} clean steps in a row"),
+        Mistake("keeps the streak after growth", answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
+                told="the streak goes on after a growth: set it to 0, or the scale grows again too soon, or never again"),
+        Mistake("grows to inf", breaks="as torch's scaler computes them", answer=_unguarded,
+                told="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
+        Mistake("clamps at the top", answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
+                told="where growth would be inf, torch leaves the scale unchanged"),
+        Mistake("no backoff", answer=lambda s, k, f, *rule: (s, 0.0) if f else right(s, k, f, *rule),
+                told="the scale does not back off: after inf or NaN, multiply it by `backoff`"),
+        Mistake("floor of 1", answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
+                told="the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of a real fault"),
+        Mistake("always halves", answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),
+                told="the scale backs off by a factor other than the `backoff` that was passed in"),
+        Mistake("always doubles", answer=lambda s, k, f, g, b, n: right(s, k, f, 2.0, b, n),
+                told="the scale grows by a factor other than the `growth` that was passed in"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,127 @@
+"""Exercise 2 of chapter 02: which fraction of a tensor each zone of a format gets, against numbers whose zones are known."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
+from amp_course.bits.rounding import round_to
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number
+from amp_course.underflow.zones import ZONES
+
+lost_fraction = Exercise(
+    chapter="underflow", name="lost_fraction", number=2, title="Where do the numbers go?", difficulty=2, importance=5, minutes=10,
+    lines=8,
+    task="Write `lost_fraction(tensor, fmt)`: round a tensor to a format that has inf. Of the numbers that are not zero to "
+    "begin with, which fraction is lost, becomes subnormal, becomes normal, or overflows? Return a dict with the keys `lost`, "
+    "`subnormal`, `normal` and `overflow`, and leave the tensor unchanged. It is finite, of any shape, in float32 or float64. "
+    "`round_to` rounds to any `FloatFormat`, also to those that torch has no dtype for.",
+    hints=(
+        "Which numbers do you divide by? And do you look at the numbers before rounding, or after?",
+        "First `there = tensor[tensor != 0]`, then `size = round_to(there, fmt).abs()`. Each zone is a comparison with 0, "
+        "`fmt.smallest_normal`, or inf.",
+        "Lost: `size == 0`. Subnormal: between 0 and `fmt.smallest_normal`. Overflow: `size.isinf()`. Normal: the rest. "
+        "`.float().mean().item()` makes a fraction of each.",
+    ),
+    why="This is the first measurement to make when fp16 misbehaves: which layer loses how much, before and after scaling.",
+    alternative="`amp_course.underflow.zone_fractions` does the same, for formats without inf too. It counts zeros and NaN "
+    "apart and takes a loss scale.",
+)  # fmt: skip
+
+
+def right(tensor: Tensor, fmt: FloatFormat) -> dict[str, float]:
+    there = tensor[tensor != 0]
+    size = round_to(there, fmt).abs()
+    count = there.numel()
+    lost = size == 0
+    subnormal = (size > 0) & (size < fmt.smallest_normal)
+    normal = (size >= fmt.smallest_normal) & size.isfinite()
+    overflow = size.isinf()
+    masks = {"lost": lost, "subnormal": subnormal, "normal": normal, "overflow": overflow}
+    return {zone: mask.sum().item() / count for zone, mask in masks.items()}
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no room for."""
+    for fmt in (FP16, FP8_E5M2, BF16, FloatFormat.of(3, 4)):
+        wide = fmt.bits == 8
+        case = f"in {fmt.name}" + ", for a float64 tensor" * wide
+        tensor = _numbers(fmt, draw, torch.float64 if wide else torch.float32)
+        before = tensor.clone()
+        got = call_answer(answer, case, tensor, fmt)
+        if not isinstance(got, Mapping):
+            raise Wrong(f"your function returned a {type(got).__name__}, not a dict with the keys {', '.join(ZONES)}")
+        if missing := [zone for zone in ZONES if zone not in got]:
+            raise Wrong(f"the dict that you return lacks the key “{missing[0]}”: it has {', '.join(map(repr, got))}")
+        facets: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
+        facets["the tensor that was passed in"] = "unchanged" if torch.equal(tensor, before) else "changed"
+        yield Turn(case, facets, {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name})
+
+
+def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype) -> Tensor:
+    """Draw numbers of both signs, (3, 2, n): zeros, all zones, and around each limit, where rounding decides."""
+    tiny, normal, step = fmt.smallest_subnormal, fmt.smallest_normal, 2.0 ** (fmt.max_exponent - fmt.significand_bits)
+    kinds = [  # (lowest, highest, how many): the counts are such that no two mistakes give the same fractions
+        (0.0, 0.0, 5), (1e-60, 1e-50, 4 if dtype == torch.float64 else 0),  # the second kind is 0 in float32
+        (0.05 * tiny, 0.45 * tiny, 16), (0.5 * tiny, 0.5 * tiny, 3),  # a tie, which goes to 0
+        (0.55 * tiny, 0.95 * tiny, 24), (1.1 * tiny, normal - tiny, 31),  # the first kind is rounded up to the smallest number
+        (normal - 0.45 * tiny, normal - 0.05 * tiny, 7),  # rounded up to the smallest normal number
+        (normal, normal, 4), (normal, fmt.max, 41 + 6 * draw.randint(0, 9)),
+        (fmt.max + 0.05 * step, fmt.max + 0.45 * step, 11),  # rounded down to the largest number
+        (fmt.max + 0.5 * step, fmt.max + 0.5 * step, 2),  # a tie, which would go to the next power of two
+        (0.5 * tiny * (1 + 2**-40), 0.5 * tiny * (1 + 2**-40), 6 if fmt.dtype is None else 0),  # in float32 a tie
+        (fmt.max + 0.55 * step, fmt.max + 0.95 * step, 18),
+    ]  # fmt: skip
+    places = [(low, high) for low, high, many in kinds for _ in range(many)]
+    signed = [draw.uniform(*place) * (-1) ** (n % 3 == 1) for n, place in enumerate(places)]
+    draw.shuffle(signed)
+    signed += [0.0] * (-len(signed) % 6)
+    return torch.tensor(signed, dtype=torch.float64).to(dtype).view(3, 2, -1)
+
+
+ORDER = ("lost", "overflow", "subnormal", "normal")  # an answer may take “normal” as the rest
+THERE, SIZE, COUNT = "there = tensor[tensor != 0]", "size = round_to(there, fmt).abs()", "count = there.numel()"
+LOST, SUBNORMAL = "lost = size == 0", "subnormal = (size > 0) & (size < fmt.smallest_normal)"
+NORMAL, OVERFLOW = "normal = (size >= fmt.smallest_normal) & size.isfinite()", "overflow = size.isinf()"
+RETURN = "return {zone: mask.sum().item() / count for zone, mask in masks.items()}"
+
+lost_fraction.judge_by(
+    right=right, play=play, tolerance=1e-5, mistakes=[
+        Mistake("counts zeros that were zero before", breaks="not zero to begin with", edits={THERE: "there = tensor.flatten()"},
+                told="numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor != 0]`"),
+        Mistake("divides by all numbers", breaks="Of the numbers that are not zero", edits={COUNT: "count = tensor.numel()"},
+                told="you divide by the number of all elements, zeros included: divide by how many were not zero before"),
+        Mistake("zeros are lost", edits={LOST: "lost = round_to(tensor, fmt) == 0"},
+                told="numbers that were zero before are counted as lost: look at the others alone, `tensor[tensor != 0]`"),
+        Mistake("divides by what is left", edits={COUNT: "count = size.count_nonzero()"},
+                told="you divide by how many are not zero after rounding: divide by how many were not zero before"),
+        Mistake("−inf does not count", edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
+                told="negative numbers are not counted as overflow: look at their size, with `.abs()`"),
+        Mistake("the smallest normal is subnormal", edits={SUBNORMAL: SUBNORMAL.replace("< fmt", "<= fmt")},
+                told="`fmt.smallest_normal` is counted as subnormal: it is normal itself, so compare with `<`"),
+        Mistake("negative numbers are lost", edits={SIZE: "size = round_to(there, fmt)", LOST: "lost = size <= 0"},
+                told="all negative numbers are counted as lost: look at their size, with `.abs()`"),
+        Mistake("compares with the smallest number", edits={LOST: "lost = there.abs() < fmt.smallest_subnormal"},
+                told="all below the smallest number, {tiny}, is counted as lost. What is nearer to it than to 0 becomes it: "
+                "round first, then see what became 0"),
+        Mistake("subnormal before rounding",
+                edits={SUBNORMAL: "a = there.abs()\nsubnormal = (a >= fmt.smallest_subnormal) & (a < fmt.smallest_normal)"},
+                told="you count as subnormal what lies between the limits before rounding: round first, then compare"),
+        Mistake("compares with the largest number", edits={OVERFLOW: "overflow = there.abs() > fmt.max"},
+                told="all above the largest number, {max}, is counted as overflow. What lies less than half a step past it is "
+                "rounded back: round first, then see what is inf"),
+        Mistake("finds no overflow", breaks="overflows", edits={OVERFLOW: "overflow = size.isnan()"},
+                told="you find no overflow. What overflows comes out as inf, and not as NaN: look for it with `.isinf()`"),
+        Mistake("through float32", breaks="in float32 or float64", edits={SIZE: SIZE.replace("there", "there.float()")},
+                told="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
+        Mistake("casts to fmt.dtype", breaks="torch has no dtype for", edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
+                told="torch has no dtype for {name}: `fmt.dtype` is None there, and `.to(None)` rounds nothing. Use `round_to`"),
+        Mistake("counts", breaks="which fraction", edits={RETURN: RETURN.replace(" / count", "")},
+                told="these are counts: divide each by how many numbers were not zero before"),
+        Mistake("changes the tensor", breaks="leave the tensor unchanged", edits={THERE: "there = tensor.abs_()[tensor != 0]"},
+                told="your function changed the tensor that was passed in: work on a copy"),
+    ],
+)  # fmt: skip

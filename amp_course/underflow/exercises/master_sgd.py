@@ -1,0 +1,136 @@
+"""Exercise 5 of chapter 02: SGD on float32 copies, against updates that float32 holds exactly."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, alike, call_answer
+
+master_sgd = Exercise(
+    chapter="underflow", name="master_sgd", number=5, title="SGD with master weights", difficulty=3, importance=5, minutes=15,
+    lines=9,
+    task="Write the class `MasterSGD(params, lr)` with a method `step()`, and check it: "
+    "`exercises.master_sgd.check(MasterSGD)`. The parameters come as any iterable. They are fp16 or bf16, even mixed, and stay "
+    "so; updates are made on copies in float32 (or wider) that live as long as the optimizer does. Where a gradient is None, "
+    "nothing changes. The gradients stay as they are: clearing them is not the job of `step()`.",
+    hints=(
+        "What has to survive from one step to the next, and in which dtype?",
+        "`__init__` keeps `list(params)` and one master for each: `p.detach().clone().float()`. `step` runs under "
+        "`@torch.no_grad()` and leaves out parameters whose gradient is None.",
+        "For each pair: `master -= self.lr * p.grad.float()`, then `p.copy_(master)`, which rounds to the parameter's dtype.",
+    ),
+    why="AMP does this without saying so: the parameters you own are the float32 masters, and autocast makes the copies.",
+    alternative="a subclass of `torch.optim.Optimizer` with the masters in `self.state`, as `amp_course.underflow.MasterSGD` "
+    "is; beware that torch casts state to the parameter's dtype when it loads a state_dict.",
+)  # fmt: skip
+
+
+class MasterSGD:
+    """The right answer."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        self.params = list(params)
+        self.lr = lr
+        self.masters = [p.detach().clone().float() for p in self.params]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, master in zip(self.params, self.masters, strict=True):
+            if p.grad is None:
+                continue
+            update = self.lr * p.grad.float()
+            master -= update
+            p.copy_(master)
+
+
+KINDS = ((torch.float16, 10, "in fp16"), (torch.bfloat16, 7, "in bf16 and fp16, with two optimizers"))
+STEPS, SIZES = 24, {1: 64, 5: 4, 6: 4, 13: 64, 24: 64}  # two of size 4 tell who keeps half of each remainder
+NOTES = {9: ", where a gradient is None again", **dict.fromkeys((1, 13, 24), ", where the gradients are large")}
+NEAR_1, UNUSED, TINY = "the weights near 1", "the weights used at the last step only", "the weights near 0.0004"
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Small updates and large ones, such that float32 rounds none: a right answer has the same bits, however it computes.
+
+    Parameters come as an iterator first, then as a list. One has a gradient before the optimizer is made, one has none at
+    step 9, and one gets its first at the last step: in bf16 it is too large for fp16.
+    """
+    for dtype, digits, kind in KINDS:
+        lr, top = 3 * 2.0 ** -(digits + 5), 2**digits - 1
+
+        def row(first: int, low: int, high: int) -> Tensor:
+            return torch.tensor([first, *(draw.randint(low, high) for _ in range(3))], dtype=torch.float64)
+
+        weights = {what: 1 + row(top // 2 + 1, 0, top) / (top + 1) for what in (NEAR_1, UNUSED, TINY)}
+        params = {what: nn.Parameter(one.to(dtype)) for what, one in weights.items()}
+        params[TINY] = nn.Parameter((weights[TINY] * 2.0**-12).half())
+        params[NEAR_1].grad = torch.ones_like(params[NEAR_1])
+        given = iter(params.values()) if dtype == torch.float16 else list(params.values())
+        optimizer = call_answer(answer, "at `MasterSGD(params, lr)`", given, lr)
+        if dtype == torch.bfloat16:
+            call_answer(answer, "at a second `MasterSGD(params, lr)`", [nn.Parameter(torch.ones(4, dtype=dtype))], lr)
+        if not callable(getattr(optimizer, "step", None)):
+            raise Wrong("`MasterSGD(params, lr)` has no method `step()`")
+        for number in range(1, STEPS + 1):
+            size, last = SIZES.get(number, 1), 64.0 if dtype == torch.float16 else 2.0**27
+            params[NEAR_1].grad = (row(120, 65, 127) * size / 128).to(dtype)
+            tiny = (row(139, 86, 170) * size / 2**19).half()  # 139: lr times it is rounded to a tie
+            params[TINY].grad = None if number == 9 else tiny
+            params[UNUSED].grad = torch.full((4,), last, dtype=dtype) if number == STEPS else None
+            before = [None if p.grad is None else p.grad.clone() for p in params.values()]
+            case = f"at step {number} {kind}{NOTES.get(number, '')}"
+            call_answer(optimizer.step, case)
+            kept = "unchanged" if alike([p.grad for p in params.values()], before) else "changed"
+            dtypes = {f"the dtype of {what}": str(p.dtype).removeprefix("torch.") for what, p in params.items()}
+            values = {what: p.detach().double() for what, p in params.items()}
+            yield Turn(case, {**dtypes, **values, "the list of gradients after the step": kept})
+
+
+KEEP, MASTERS = "self.params = list(params)", "self.masters = [p.detach().clone().float() for p in self.params]"
+NO_GRAD, ZIP = "@torch.no_grad()", "for p, master in zip(self.params, self.masters, strict=True):"
+IF, CONTINUE = "if p.grad is None:", "continue"
+PRODUCT, UPDATE, COPY = "update = self.lr * p.grad.float()", "master -= update", "p.copy_(master)"
+
+master_sgd.judge_by(
+    right=MasterSGD, play=play, mistakes=[
+        Mistake("keeps no fp32 copy between steps", breaks="copies in float32 (or wider) that live as long as the optimizer does",
+                edits={UPDATE: "master = p.float() - update"},
+                told="what rounding to 16 bits takes away in one step is missing in the next, as if every step started from the "
+                "parameters. Make float32 copies once, in `__init__`, and never write a rounded parameter back into them"),
+        Mistake("a new tensor at each step", edits={UPDATE: "master = master - update"},
+                told="each step starts from the first weights. `master = master - …` makes a new tensor, and a list keeps the "
+                "old one: use `master -= …`, or put the new one into the list"),
+        Mistake("plain SGD", breaks="updates are made on copies",
+                edits={PRODUCT: "update = self.lr * p.grad", UPDATE: "pass", COPY: "p -= update"},
+                told="each update is added to the 16-bit parameter itself, and small ones are lost: update a float32 copy, made "
+                "in `__init__`, and write all of that copy into the parameter, `p.copy_(master)`"),
+        Mistake("fp16 masters", breaks="in float32", edits={MASTERS: MASTERS.replace("float()", "half()")},
+                told="the masters are float16, and small updates are lost in them: keep them in float32"),
+        Mistake("the product in 16 bits", edits={PRODUCT: "update = self.lr * p.grad"},
+                told="the product `lr * gradient` is rounded to 16 bits: compute it from `p.grad.float()`, all in float32"),
+        Mistake("the first one's dtype for all", breaks="even mixed", edits={COPY: "p.data = master.to(self.params[0].dtype)"},
+                told="a parameter changes its dtype where dtypes are mixed: `p.copy_(master)` rounds to each parameter's own"),
+        Mistake("used up in `__init__`", breaks="any iterable",
+                edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
+                told="nothing moves if `params` is an iterator, as `model.parameters()` is: it can be read once. Keep a list"),
+        Mistake("those with a gradient at first", edits={KEEP: "self.params = [p for p in params if p.grad is not None]"},
+                told="what has no gradient when the optimizer is made never changes: its first may come later. Keep them all"),
+        Mistake("never writes back", edits={COPY: "pass"},
+                told="the parameters never change, even at a large step: `p.copy_(master)`, into the parameters themselves"),
+        Mistake("the parameter becomes float32", breaks="and stay so", edits={COPY: "p.data = master.clone()"},
+                told="the parameters become float32: `p.copy_(master)` rounds to the parameter's own dtype"),
+        Mistake("goes up the gradient", edits={UPDATE: "master += update"},
+                told="the step goes up the gradient: subtract `lr * gradient`"),
+        Mistake("a gradient is None", breaks="Where a gradient is None", edits={IF: "if False:"},
+                told="the step fails at a gradient that is None, as a layer that was not used has: leave that parameter out"),
+        Mistake("returns at a missing gradient", breaks="nothing changes", edits={CONTINUE: "return"},
+                told="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
+        Mistake("clears the gradients", breaks="The gradients stay as they are", edits={COPY: f"{COPY}\np.grad = None"},
+                told="`step()` clears or changes gradients: leave that to `zero_grad`"),
+        Mistake("autograd watches", edits={NO_GRAD: ""},
+                told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,128 @@
+"""Exercise 3 of chapter 02: a softmax in fp16 with large logits and masked rows, against one in float64."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor
+
+safe_softmax = Exercise(
+    chapter="underflow", name="safe_softmax", number=3, title="A softmax that survives", difficulty=3, importance=5, minutes=12,
+    lines=6,
+    task="Write `safe_softmax(logits, mask)`: the softmax of each row, right to fp16's precision, for fp16 logits between −100 "
+    "and 100 and a mask, both (rows, n) and left unchanged. Rows may be long. True in the mask means visible. What is masked "
+    "gets exactly 0, a row in which everything is masked is all 0, and fp16 comes back.",
+    hints=(
+        "Two traps: exp(100) is inf even in float32; and in a row of nothing but −inf, what is the maximum?",
+        "Compute in float32. Fill what is masked with a finite number that lies far below every logit: `torch.finfo(…).min` of "
+        "the dtype you compute in.",
+        "`x = logits.float().masked_fill(~mask, torch.finfo(torch.float32).min)`, then subtract the row's maximum, exp, divide "
+        "by the row's sum (or `torch.softmax`, which does all that). Last, `masked_fill(~mask, 0)` and back to fp16.",
+    ),
+    why="One sequence of nothing but padding gives a row of NaN, and the mean over the batch, the loss, is NaN with it.",
+    alternative="fill with −inf, as torch's own attention does, and put 0 into the empty rows with `torch.where`.",
+)  # fmt: skip
+
+
+def right(logits: Tensor, mask: Tensor) -> Tensor:
+    x = logits.float()
+    x = x.masked_fill(~mask, torch.finfo(torch.float32).min)
+    top = x.amax(dim=-1, keepdim=True)
+    e = torch.exp(x - top)
+    shares = e / e.sum(dim=-1, keepdim=True)
+    shares = shares.masked_fill(~mask, 0)
+    return shares.to(logits.dtype)
+
+
+CASES = {  # rows of logits; for each row what is visible
+    "for small logits": ([[1, 2, 3, 0], [0.5, -1, 0, 2], [-2, -1, -3, -3]], ["1101", "0111", "1011"]),
+    "where one logit of each row is visible": ([[1, 2, 3, 0], [3, 5, 4, 5]], ["0100", "0001"]),
+    "for logits around 20": ([[20.3, 19.1, 18.45, 20.2], [21.3, 22.3, 20.4, 19.2]], ["1110", "0111"]),
+    "for logits around 100": ([[100, 99, 98, 97], [98.5, 99, 100, 98]], ["1111", "1101"]),
+    "where one row is near 100 and one near −100": ([[100, 99, 98, 9], [-100, -99.5, -99, -98]], ["1110", "1100"]),
+    "where one logit is 100 and the others are −100": ([[100, -100, -100, -100]], ["1111"]),
+    "where the largest logit of a row is masked": ([[100, -99, -98, -100], [-98, -100, 100, 100]], ["0111", "1100"]),
+    "for 65,537 equal logits, one of them masked": ([[7] * 65_537], ["0" + "1" * 65_536]),
+    "for 3,813 equal logits": ([[7] * 3813], ["1" * 3813]),  # where bf16 rounds most, and an fp16 log too
+    "where some shares are small": ([[8.5] + [2**-8] * 3, [-1, 0, -0.5, 8.5]], ["1111", "1011"]),  # fp16 rounds x − top
+    "where everything in one row is masked": ([[1, 2, 3, 4], [5, 20, 7, 8]], ["1110", "0000"]),
+}
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Fixed rows for each trap, then drawn ones, of which the last is masked entirely."""
+    level = draw.uniform(-98, 98)
+    drawn = [[level + draw.uniform(-2, 2) for _ in range(6)] for _ in range(5)]
+    visible = [*("".join(draw.sample("001111", 6)) for _ in range(4)), "000000"]
+    for case, (rows, places) in {**CASES, "for drawn logits": (drawn, visible)}.items():
+        logits = torch.tensor(rows, dtype=torch.float16)
+        mask = torch.tensor([[place == "1" for place in row] for row in places])
+        far = mask & (logits < logits.masked_fill(~mask, -torch.inf).amax(dim=-1, keepdim=True) - 7)
+        given = logits.clone(), mask.clone()
+        got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
+        shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)  # NaN in a row: all of it
+        facets = {
+            "the softmax": shares[mask.any(dim=-1)],
+            "the small shares": shares[far],
+            "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
+            "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
+            "the dtype that comes back": got.dtype,
+            "the argument `logits` after the call": "unchanged" if torch.equal(given[0], logits) else "changed",
+            "the argument `mask` after the call": "unchanged" if torch.equal(given[1], mask) else "changed",
+        }
+        yield Turn(case, facets, clues={"small shares that are 0": int((shares[far] == 0).sum())})
+
+
+WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.float32).min)"
+TOP, EXP = "top = x.amax(dim=-1, keepdim=True)", "e = torch.exp(x - top)"
+SHARES = "shares = e / e.sum(dim=-1, keepdim=True)"
+MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
+LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
+
+safe_softmax.judge_by(
+    right=right, play=play, tolerance=1.25e-3, mistakes=[
+        Mistake("exp overflows in fp16", breaks="fp16 logits between −100 and 100",
+                edits={WIDE: "x = logits", FILL: "pass", EXP: "e = torch.exp(x) * mask"},
+                told="exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's maximum"),
+        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"},
+                told="exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's maximum"),
+        Mistake("one maximum for all rows", breaks="of each row",
+                edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
+                told="a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, keepdim=True)`"),
+        Mistake("maximum of what is masked", edits=MASKED,
+                told="NaN comes out where the largest logit of a row is masked: mask the logits first, then take the maximum"),
+        Mistake("masked, but it counts", edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
+                told="a row comes out as 0 where what is masked is far larger than the rest: fill it before the maximum and exp"),
+        Mistake("NaN in an empty row", breaks="a row in which everything is masked is all 0",
+                edits={FILL: "x = x.masked_fill(~mask, -torch.inf)", LAST: "pass"},
+                told="a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. Fill with a finite "
+                "number, `torch.finfo(dtype).min`, and set what is masked to 0 at the end"),
+        Mistake("equal shares in an empty row", edits={LAST: "pass"},
+                told="a row in which everything is masked gets equal shares: set what is masked to 0 at the end"),
+        Mistake("fills past fp16's range", edits={WIDE: "x = logits", FILL: "x = x.masked_fill(~mask, -1e9)"},
+                told="you fill with a number beyond fp16's range, which ends at 65504: convert the logits with `.float()` first"),
+        Mistake("mask inverted", breaks="True in the mask means visible",
+                edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
+                told="the mask is used the wrong way round: True marks what is visible"),
+        Mistake("no mask", breaks="and a mask", edits={FILL: "pass", LAST: "pass"},
+                told="the mask has no effect: what is masked has to get a share of 0, and to add nothing to the sum"),
+        Mistake("masks the result", edits={FILL: "pass"},
+                told="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
+        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"},
+                told="masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"),
+        Mistake("a penalty of 10", breaks="What is masked gets exactly 0", edits={FILL: "x = x - 10 * ~mask", LAST: "pass"},
+                told="you lower what is masked by 10, and exp(−10) is not 0: set what is masked to 0 at the end"),
+        Mistake("over the columns", edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
+                told="the columns add up to 1 instead of the rows: use `dim=-1`"),
+        Mistake("float32 comes back", breaks="fp16 comes back", edits={RETURN: "return shares"},
+                told="the values are right, but float32 comes back: end with `.to(logits.dtype)`"),
+        Mistake("a sum in fp16", breaks="right to fp16's precision", edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
+                told="in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in float32, the sum "
+                "too, and round only the result"),
+        Mistake("writes into the logits", breaks="left unchanged", edits={WIDE: "x = logits.masked_fill_(~mask, -1).float()"},
+                told="your function writes into the logits that were passed in: `masked_fill` makes a new tensor"),
+    ],
+)  # fmt: skip

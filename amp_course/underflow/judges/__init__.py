@@ -1,1 +1,0 @@
-"""How the exercises of chapter 02 are judged."""

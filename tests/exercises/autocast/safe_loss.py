@@ -1,0 +1,30 @@
+"""Answers to `safe_loss`, written without a look at its table of mistakes."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def module(head, features, targets):
+    logits = head(features)
+    return [logits.detach().float().sigmoid()[:, 0], nn.BCEWithLogitsLoss()(logits, targets[:, None])]
+
+
+@torch.autocast("cpu", enabled=False)
+def two_classes(head, features, targets):
+    z = torch.cat([torch.zeros(len(features), 1), head(features.float()).double()], dim=1)
+    return z.softmax(1)[:, 1], F.cross_entropy(z, torch.stack([1 - targets, targets], dim=1))
+
+
+def log_sigmoid(head, features, targets, limit=1e6):
+    z = head(features)[:, 0].float().clamp(-limit, limit)
+    terms = targets * F.logsigmoid(z) + (1 - targets) * F.logsigmoid(-z)
+    return torch.special.expit(z), -terms.mean()
+
+
+RIGHT = {"module, a column": module, "two classes": two_classes, "logsigmoid": log_sigmoid}
+WRONG = {
+    "BCELoss, as a module": (lambda h, f, t: ((p := h(f)[:, 0].sigmoid()), nn.BCELoss()(p, t)), "the given loss"),
+    "clamped logits": (lambda *a: log_sigmoid(*a, limit=20.0), None),
+    "a float for the loss": (lambda *a: (module(*a)[0], module(*a)[1].item()), None),
+}

@@ -1,0 +1,40 @@
+"""Answers to `accumulate`, written without a look at its table of mistakes."""
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from amp_course.checking import edited
+
+
+def stream(model, batches, loss_fn, optimizer, scaler, every, max_norm):
+    rows = 0
+    for number, (inputs, targets) in enumerate(batches, 1):
+        rows += len(targets)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loss_fn(model(inputs), targets) * len(targets)
+        scaler.scale(loss).backward()
+        if number % every == 0 or number == len(batches):
+            scaler.unscale_(optimizer)
+            torch._foreach_div_([p.grad for p in model.parameters()], rows)
+            norm = clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step() if norm.isfinite() else None
+            scaler.update()
+            optimizer.zero_grad(set_to_none=False)
+            rows = 0
+
+
+SCALE, STEP = "scaler.scale(loss).backward()", "optimizer.step() if norm.isfinite() else None"
+UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(model.parameters(), max_norm)"
+CLIPS_SCALED = {UNSCALE: "pass", CLIP: f"{CLIP[:-1]} * scaler.get_scale())\n{UNSCALE}"}
+SUM, BACKWARD = "total = loss if number % every == 1 else total + loss", f"scaler.scale(total).backward()\n{UNSCALE}"
+TAIL = {STEP: "scaler.step(optimizer)", "if number % every == 0 or number == len(batches):": "if number % every == 0:"}
+RIGHT = {
+    "own finite test": stream,
+    "clips, then unscales": edited(stream, CLIPS_SCALED),
+    "one graph for a group": edited(stream, {SCALE: SUM, UNSCALE: BACKWARD}),
+}
+WRONG = {
+    "a stream without a tail": (edited(stream, TAIL), "drops the tail"),
+    "counts one row more": (edited(stream, {"rows += len(targets)": "rows += len(targets) + 1"}), None),
+    "one update at the end": (lambda m, b, f, o, s, every, n: stream(m, b, f, o, s, len(b), n), None),
+}

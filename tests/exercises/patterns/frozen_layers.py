@@ -1,0 +1,47 @@
+"""Answers to `frozen_layers`, written without a look at its table of mistakes."""
+
+import copy
+
+import torch
+from torch import nn
+
+from amp_course.checking import edited
+
+
+class Float32Norm(nn.Module):
+    def __init__(self, backbone, head):
+        super().__init__()
+        self.parts = nn.ModuleDict({"head": head, "backbone": backbone})
+        for module in backbone.modules():
+            if isinstance(module, nn.Linear):
+                module.half().register_forward_pre_hook(lambda module, given: given[0].half())
+                module.register_forward_hook(lambda module, given, output: output.float())
+        [parameter.requires_grad_(False) for parameter in backbone.parameters()]
+        self.train()
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.parts["backbone"](x.float())
+        return self.parts["head"](x)
+
+    def train(self, mode=True):
+        self.training = mode
+        self.parts["head"].train(mode)
+        self.parts["backbone"].train(False)
+        return self
+
+    def trainable(self):
+        return [p for p in self.parameters() if p.requires_grad]
+
+
+NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
+CHILDREN = '[setattr(child, "training", False) for child in self.parts["backbone"].children()]'
+GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
+CHILD = type("Child", (Float32Norm,), {})
+RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
+WRONG = {
+    "doubled inputs": (edited(Float32Norm, {NO_GRAD: f"x = x * 2\n{NO_GRAD}"}), None),
+    "all in one mode": (edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}), "backbone trains"),
+    "matrices only": (edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}), "last layer only"),
+    "direct children": (edited(Float32Norm, {EVAL: CHILDREN}), None),
+}

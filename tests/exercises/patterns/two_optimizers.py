@@ -1,0 +1,36 @@
+"""Answers to `two_optimizers`, written without a look at its table of mistakes."""
+
+import torch
+
+from amp_course.checking import edited
+
+
+def plain(body, heads, inputs, targets, loss_fn, optimizers, scaler):
+    with torch.autocast("cpu", torch.float16):
+        outputs = [head(features) for features in [body(inputs)] for head in heads]
+        losses = [*map(loss_fn, outputs, targets)]
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=False)
+    scaler.scale(sum(losses)).backward()
+    for optimizer in reversed(optimizers):
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    scaler.update()
+
+
+BACKWARD, STEP = "scaler.scale(sum(losses)).backward()", "scaler.step(optimizer)"
+FINITE = "if all(p.grad.isfinite().all() for p in optimizer.param_groups[0]['params']):\n    optimizer.step()"
+GRAD = """parameters = [p for model in (body, *heads) for p in model.parameters()]
+for p, gradient in zip(parameters, torch.autograd.grad(scaler.scale(sum(losses)), parameters), strict=True):
+    p.grad = gradient"""
+LAZY = {"losses = [*map(loss_fn, outputs, targets)]": "losses = map(loss_fn, outputs, targets)"}
+AUTOGRAD, FINITE_TESTS = edited(plain, {BACKWARD: GRAD}), edited(plain, {STEP: FINITE})
+RIGHT = {"one sum": plain, "own finite tests": FINITE_TESTS, "autograd.grad": AUTOGRAD}
+FINITE_SUM = f"if torch.isfinite(sum(losses)):\n    {BACKWARD}"
+WRONG = {
+    "bad sum left out": (edited(plain, {BACKWARD: FINITE_SUM}), None),
+    "the mean of both": (edited(plain, {BACKWARD: BACKWARD.replace("))", ") / 2)")}), "averages the losses"),
+    "no finite test": (edited(plain, {STEP: "optimizer.step()"}), None),
+    "crossed targets": (lambda b, h, i, t, *rest: plain(b, h, i, [one.roll(1) for one in t], *rest), None),
+    "losses computed after the region": (edited(plain, LAZY), None),
+}

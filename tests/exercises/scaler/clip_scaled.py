@@ -1,0 +1,44 @@
+"""Answers to `clip_scaled`, written without a look at its table of mistakes."""
+
+import math
+
+import numpy as np
+import torch
+
+from amp_course.checking import edited
+
+
+def scaled_norm(loss, parameters, optimizer, scaler, max_norm):
+    (loss * scaler.get_scale()).backward()
+    scale = scaler.get_scale()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm * scale)
+    scaler.step(optimizer)
+    scaler.update()
+    return (norm / scale).item()
+
+
+def by_hand(loss, parameters, optimizer, scaler, max_norm):
+    for p, g in zip(parameters, torch.autograd.grad(scaler.scale(loss), parameters), strict=True):
+        p.grad = g if p.grad is None else g + p.grad
+    scaler.unscale_(optimizer)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters))
+    for p in parameters:
+        p.grad *= min(1.0, max_norm / norm)
+    if math.isfinite(norm):
+        optimizer.step()
+    scaler.update()
+    optimizer.zero_grad()
+    return np.float32(norm)
+
+
+TEST, CLIP = "if math.isfinite(norm):", "p.grad *= min(1.0, max_norm / norm)"
+SKIP = "if not math.isfinite(norm):\n    return scaler.update()\nif True:"
+
+RIGHT = {"scaled norm": scaled_norm, "by hand": by_hand, "returns early": edited(by_hand, {TEST: SKIP})}
+WRONG = {
+    "the limit unscaled": (edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}), "clips before unscaling"),
+    "own test misses NaN": (edited(by_hand, {TEST: "if norm != math.inf:"}), None),
+    "divides the weights": (edited(by_hand, {CLIP: CLIP.replace("grad", "data")}), "no clipping"),
+    "huge, not inf": (lambda *args: min(float(scaled_norm(*args)), 3e38), None),
+    "no return": (lambda *args: by_hand(*args) and None, None),
+}  # fmt: skip

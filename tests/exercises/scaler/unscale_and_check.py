@@ -1,0 +1,39 @@
+"""Answers to `unscale_and_check`, written without a look at its table of mistakes."""
+
+import numpy as np
+import torch
+
+INF = float("inf")
+
+
+def gradients(optimizer):
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def foreach(optimizer, scale, find=lambda g: not g.isfinite().all(), which=slice(None)):
+    torch._foreach_mul_(gradients(optimizer)[which], 1 / scale)
+    return torch.tensor([find(g) for g in gradients(optimizer)[which]]).any()
+
+
+def new_gradients(optimizer, scale):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None if p.grad is None else p.grad / scale
+    return max(0.0 if g.abs().max() < INF else 1.0 for g in gradients(optimizer))
+
+
+def numpy_first(optimizer, scale):
+    found = np.logical_not(all(np.isfinite(g.numpy()).all() for g in gradients(optimizer)))
+    for g in gradients(optimizer):
+        g.numpy()[...] /= scale
+    return found
+
+
+RIGHT = {"foreach": foreach, "new gradients": new_gradients, "numpy": numpy_first}
+WRONG = {
+    "group 0": (lambda o, s: foreach(o, s, which=slice(0, 2)), "first group only"),
+    "norm": (lambda o, s: foreach(o, s, lambda g: not g.norm().isfinite()), "checks a sum or a norm"),
+    "max of abs": (lambda o, s: foreach(o, s, lambda g: g.abs().max() == INF), "misses NaN"),
+    "sum after unscaling": (lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()), "checks a sum or a norm"),
+    "any, early": (lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)), "returns before the rest"),
+}

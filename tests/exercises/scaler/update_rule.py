@@ -1,0 +1,37 @@
+"""Answers to `update_rule`, written without a look at its table of mistakes."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+
+def branches(scale, streak, found_inf, growth, backoff, interval):
+    if found_inf:
+        return scale * backoff, 0
+    if streak + 1 < interval:
+        return scale, streak + 1
+    return (scale * growth if scale * growth < 2.0**128 else scale), 0
+
+
+def by_the_kernel(scale, streak, found_inf, growth, backoff, interval):
+    s, k = torch.tensor(scale), torch.tensor(streak, dtype=torch.int32)
+    torch._amp_update_scale_(s, k, torch.tensor(float(found_inf)), growth, backoff, interval)
+    return [s, k]
+
+
+def with_numpy_and_fractions(scale, streak, found_inf, growth, backoff, interval):
+    grows = not found_inf and streak == interval - 1
+    with np.errstate(over="ignore"):
+        larger = np.float32(scale) * np.float32(growth)
+    new = Fraction(scale) * Fraction(backoff) if found_inf else larger if grows and np.isfinite(larger) else scale
+    return new, np.int64(0 if found_inf or grows else streak + 1)
+
+
+RIGHT = {"branches": branches, "torch's kernel": by_the_kernel, "numpy and fractions": with_numpy_and_fractions}
+WRONG = {
+    "backs off to an int": (lambda s, k, f, g, b, n: (math.floor(s * b), 0) if f else branches(s, k, f, g, b, n), None),
+    "late": (lambda s, k, f, g, b, n: (s * b, 0) if f else (s, k + 1) if k < n else (s * g, 0), "grows late or never"),
+    "only falls": (lambda s, k, f, g, b, n: (s * b if f else s, 0 if f else k + 1), "grows late or never"),
+}

@@ -1,0 +1,34 @@
+"""Answers to `lost_fraction`, written without a look at its table of mistakes."""
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import torch
+
+from amp_course.bits.rounding import round_to
+from amp_course.underflow import zone_fractions
+
+KEYS = ("lost", "subnormal", "normal", "overflow")
+
+
+def one_by_one(x, fmt, factor=1, rounds=round_to):
+    def zone(size):
+        return KEYS[(size > 0) + (size >= fmt.smallest_normal) + math.isinf(size)]
+
+    numbers = torch.tensor([value for value in x.flatten().tolist() if value != 0], dtype=torch.float64)
+    counts = Counter(map(zone, rounds(numbers, fmt).abs().tolist()))
+    return {zone: factor * Fraction(counts[zone], len(numbers)) for zone in reversed(KEYS)}
+
+
+RIGHT = {
+    "one by one": one_by_one,
+    "the package's": lambda x, fmt: vars(zone_fractions(x, fmt)),
+    "tensors": lambda x, fmt: {zone: torch.tensor([float(one)]) for zone, one in one_by_one(x, fmt).items()},
+}
+WRONG = {
+    "counts": (lambda x, fmt: one_by_one(x, fmt, int((x != 0).sum())), "counts"),
+    "positive ones only": (lambda x, fmt: one_by_one(x.relu(), fmt), None),
+    "float32 first": (lambda x, fmt: one_by_one(x.float(), fmt), None),
+    "a cast": (lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)), "casts to fmt.dtype"),
+}

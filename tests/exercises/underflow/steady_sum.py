@@ -1,0 +1,31 @@
+"""Answers to `steady_sum`, written without a look at its table of mistakes."""
+
+import functools
+
+import torch
+
+
+def kahan(terms):
+    total = carried = torch.zeros_like(terms[0])
+    for term in terms:
+        wanted = term + carried
+        grown = total + wanted
+        total, carried = grown, wanted - (grown - total)
+    return total
+
+
+def rounds_back(terms):
+    return functools.reduce(lambda total, term: (total.float() + term.float()).to(term.dtype), terms)
+
+
+RIGHT = {
+    "torch.sum": lambda terms: torch.stack(terms).sum(dim=0),
+    "mean times number": lambda terms: torch.stack(terms).mean(dim=0) * len(terms),
+    "Kahan": kahan,
+}
+WRONG = {
+    "rounds back": (rounds_back, "16-bit total"),
+    "reduced, then cast": (lambda terms: functools.reduce(torch.add, terms).double(), "casts only the result"),
+    "converts in the list": (lambda terms: terms.__setitem__(0, terms[0].float()) or sum(terms), None),
+    "sorts in place": (lambda terms: terms.sort(key=lambda term: term.abs().sum()) or kahan(terms), None),
+}
