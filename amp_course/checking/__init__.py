@@ -10,10 +10,10 @@ from amp_course.checking.explain import explain, short, signature
 from amp_course.checking.judging import Failed, Turn, call_answer
 from amp_course.checking.mistakes import Mistake, edited
 from amp_course.checking.outcome import Outcome, Wrong
-from amp_course.checking.reading import read_bool, read_integer, read_number, read_pair, read_tensor
+from amp_course.checking.reading import read_bool, read_dict, read_integer, read_number, read_pair, read_tensor
 
 __all__ = [
     "Exercise", "Failed", "Mistake", "Outcome", "Results", "Turn", "Wrong", "alike", "call_answer", "edited", "explain",
-    "is_blank", "read_bool", "read_integer", "read_number", "read_pair", "read_tensor", "short", "show_number", "show_value",
-    "signature",
+    "is_blank", "read_bool", "read_dict", "read_integer", "read_number", "read_pair", "read_tensor", "short", "show_number",
+    "show_value", "signature",
 ]  # fmt: skip

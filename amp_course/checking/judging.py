@@ -38,7 +38,7 @@ class Turn:
 
     case:   in words: "at step 2", "with a scale of 512"; "" where the facets tell
     facets: what has to be right → what it is, in the order in which it is explained: {"the norm": 3.5}
-    facts:  what messages may quote in braces
+    facts:  what messages may quote in braces; {case} is there anyway
     clues:  what need not be right, and tells mistakes apart
     """
 
@@ -121,8 +121,8 @@ class Judge:
             with contextlib.closing(played(mistake)) as turns:
                 same = self._does_the_same(turns, mine, names)
             if same:
-                facts = {**wanted.facts, **here.facts}
-                return Wrong(self._with_evidence(mistake.told.format(**facts), facet, wanted, here), mistake.name)
+                told = mistake.told.format(**_facts(wanted, here))
+                return Wrong(self._with_evidence(told, facet, wanted, here), mistake.name)
         return Wrong(self._seen(facet, wanted, here))
 
     def turns(self, answer: Any, seed: int) -> list[Turn]:
@@ -173,8 +173,7 @@ class Judge:
             return _and_then(explain(here.facts["error"]), f"This happened {here.case}" if here.case else "")
         want, got = wanted.facets.get(facet, MISSING), here.facets.get(facet, MISSING)
         if facet in self.said:
-            facts = {**wanted.facts, **here.facts, "want": self.show(want), "got": self.show(got)}
-            return self.said[facet].format(**facts)
+            return self.said[facet].format(**_facts(wanted, here), want=self.show(want), got=self.show(got))
         told = describe(facet, want, got, self.show, self.tolerance)
         return f"{wanted.case}, {told}" if wanted.case else told
 
@@ -183,6 +182,11 @@ class Judge:
             return told
         seen = self._seen(facet, wanted, here)
         return _and_then(told, f"{seen[0].upper()}{seen[1:]}")
+
+
+def _facts(wanted: Turn, here: Turn) -> dict[str, Any]:
+    """Return what a message may quote; what the answer did comes before what is right."""
+    return {"case": here.case or wanted.case, **wanted.facts, **here.facts}
 
 
 def _and_then(told: str, more: str) -> str:

@@ -6,7 +6,7 @@ Whatever means the same is taken: an int, a Fraction, a NumPy scalar or a tensor
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,17 @@ def read_pair(got: Any, case: str = "", what: str = "a pair", subject: str = _FU
     raise Wrong(_said(subject, _a(got), case, f"not {what}"))
 
 
+def read_dict(got: Any, keys: Collection[str], case: str = "", subject: str = _FUNCTION) -> dict[str, Any]:
+    """Return what an answer gave for each of the keys; other keys do not matter. Raises Wrong for anything else."""
+    wanted = ", ".join(keys)
+    what = f"a dict with the keys {wanted}"
+    if not isinstance(got, Mapping):
+        raise Wrong(_none(case, what, subject) if got is None else _said(subject, _a(got), case, f"not {what}"))
+    if missing := [key for key in keys if key not in got]:
+        raise Wrong(_said(subject, "a dict", case, f"without the key {missing[0]!r}: its keys have to be {wanted}"))
+    return {key: got[key] for key in keys}
+
+
 def read_tensor(
     got: Any, case: str = "", what: str = "a tensor", shape: Iterable[int] | None = None, subject: str = _FUNCTION
 ) -> Tensor:
@@ -97,7 +108,8 @@ def _one(got: Any, case: str, what: str, subject: str) -> Any:
 
 
 def _none(case: str, what: str, subject: str) -> str:
-    return f"{_said(subject, 'None', case, f'not {what}')}: does every path through it end with a `return`?"
+    told = _said(subject, "None", case, f"not {what}")
+    return f"{told}: does every path through it end with a `return`?" if subject.endswith("returned") else told
 
 
 def _said(subject: str, got: str, case: str, but: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer
 from amp_course.checking.differences import alike, describe, show_value
 from amp_course.checking.judging import Judge
-from amp_course.checking.reading import read_bool, read_integer, read_number, read_pair, read_tensor
+from amp_course.checking.reading import read_bool, read_dict, read_integer, read_number, read_pair, read_tensor
 
 
 def right(x: float, y: float) -> float:
@@ -30,7 +30,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 MISTAKES = [
     Mistake("forgets y", "you left y out", edits={"total = x + y": "total = x"}),
     Mistake("does not double", "the sum of {x:g} and y is to be doubled", edits={"total = total * 2": "pass"}),
-    Mistake("negative", "the sign is wrong", lambda x, y: -1.0),
+    Mistake("negative", "the sign is wrong {case}", lambda x, y: -1.0),
     Mistake("raises", "there is nothing to raise", lambda x, y: {}[x]),
 ]
 JUDGE = Judge(right, play, MISTAKES, tolerance=1e-6)
@@ -65,6 +65,7 @@ def test_a_named_mistake_comes_with_its_evidence_and_facts() -> None:
 def test_the_first_facet_decides_and_later_ones_may_differ() -> None:
     wrong = told(lambda x, y: -5.0)  # the sign is that of "negative", the sum is not
     assert wrong is not None and wrong.mistake == "negative"
+    assert str(wrong).startswith("the sign is wrong for x = 1. ")
 
 
 def test_what_is_raised_is_named_only_with_the_same_exception() -> None:
@@ -266,3 +267,13 @@ def test_a_message_agrees_in_number(facet: str, verb: str) -> None:
 def test_who_returned_it_and_when_is_said() -> None:
     with pytest.raises(Wrong, match=r"^at step 2, `get_scale\(\)` returned a dict, not a number$"):
         read_number({}, "at step 2", subject="`get_scale()` returned")
+
+
+def test_a_dict_is_read_by_its_keys() -> None:
+    assert read_dict({"a": 1, "more": 2, "b": 3}, ("a", "b")) == {"a": 1, "b": 3}
+    with pytest.raises(Wrong, match=r"^your function returned a list for 1, not a dict with the keys a, b$"):
+        read_dict([1], ("a", "b"), "for 1")
+    with pytest.raises(Wrong, match=r"^it is a dict, without the key 'b': its keys have to be a, b$"):
+        read_dict({"a": 1}, ("a", "b"), subject="it is")
+    with pytest.raises(Wrong, match=r"^it is None, not a dict with the keys a, b$"):
+        read_dict(None, ("a", "b"), subject="it is")

@@ -36,7 +36,7 @@ def judge_of(exercise: Exercise) -> Judge:
 
 
 @each_exercise
-def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise) -> None:
+def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, record_property: Any) -> None:
     judge = judge_of(exercise)
     for seed in range(DRAWS):
         right = judge.turns(judge.right, seed)
@@ -49,16 +49,15 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise) ->
         for mistake, mine in turns.items():
             wrong = judge.explain(mine, right, played)
             assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}, draw {seed}: {wrong}"
+            if seed == 0:
+                record_property(DIAGNOSIS, (exercise.id, mistake.name, str(wrong)))
 
 
-@pytest.mark.parametrize(
-    ("exercise", "mistake"),
-    [pytest.param(one, mistake, id=f"{one.id}-{mistake.name}") for one in EXERCISES for mistake in one.mistakes],
-)
-def test_mistake_is_told_by_the_check(exercise: Exercise, mistake: Mistake, record_property: Any) -> None:
-    outcome = exercise.check(mistake.made_of(judge_of(exercise).right))
-    record_property(DIAGNOSIS, (exercise.id, mistake.name, outcome.message))
-    assert outcome.state == "not yet" and outcome.mistake == mistake.name
+@each_exercise
+def test_the_check_tells_a_mistake_as_the_judge_does(exercise: Exercise) -> None:
+    for mistake in (exercise.mistakes[0], exercise.mistakes[-1]):
+        outcome = exercise.check(mistake.made_of(judge_of(exercise).right))
+        assert outcome.state == "not yet" and outcome.mistake == mistake.name
 
 
 @pytest.mark.parametrize(("exercise", "label", "answer"), of_all("RIGHT"))

@@ -147,7 +147,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             yield Turn(case, {
                 "what was changed": changed, "the dtype of the result": dtype_name(result.dtype),
                 "the norm of the result": result.double().norm().item(), LEFT_ON: left_on,
-            }, {"case": case}, {"switched on": on > 0, "overflowed": not result.isfinite().all()})  # fmt: skip
+            }, {}, {"switched on": on > 0, "overflowed": not result.isfinite().all()})  # fmt: skip
     for error in (None, ZeroDivisionError()):
         yield from _region(lambda: answer(BF16, *OWN), torch.tensor(numbers).view(4, 4), error)
 

@@ -1,12 +1,12 @@
 """Exercise 1 of chapter 04: the dtypes of twelve lines, against what the lines do when they run."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_dict
 
 predict_dtypes = Exercise(
     chapter="autocast", name="predict_dtypes", number=1, title="Predict twelve results", difficulty=2, importance=4, minutes=10,
@@ -93,10 +93,7 @@ def run_lines() -> dict[str, str]:
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Read the twelve predictions, in the order of the lines."""
     truth = run_lines()
-    said = answer(truth) if callable(answer) else answer
-    if not isinstance(said, Mapping) or not set(LINES) <= set(said):
-        missing = f", and yours has no `{next(n for n in LINES if n not in said)}`" if isinstance(said, Mapping) else ""
-        raise Wrong(f"the answer is a dict with the keys {', '.join(LINES)}{missing}")
+    said = read_dict(answer(truth) if callable(answer) else answer, LINES, subject="`predict_dtypes` is")
     dtypes = {name: _read(name, said[name]) for name in LINES}
     count = sum(dtypes[name] == truth[name] for name in LINES)
     yield Turn("", {f"`{code}`": dtypes[name] for name, (code, _) in LINES.items()}, {"count": count})

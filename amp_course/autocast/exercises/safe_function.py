@@ -79,7 +79,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                     yield Turn(turn.case, {"what is raised": "nothing", **turn.facets})
                 except Failed as failed:
                     error, backward = cast(Exception, failed.__cause__), "`backward()`" in str(failed)
-                    facts = {"case": failed, "words": explain(error)}
+                    facts = {"words": explain(error)}
                     yield Turn(str(failed), {"what is raised": f"{signature(error)} {backward}"}, facts)
 
 

@@ -1,11 +1,11 @@
 """Exercise 4 of chapter 01: a format's limits from its widths."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from amp_course.bits.formats import FORMATS, FP16, FP64, FloatFormat, Specials
-from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, alike, call_answer, read_number
+from amp_course.checking import Exercise, Mistake, Results, Turn, alike, call_answer, read_dict, read_number
 
 derive_limits = Exercise(
     chapter="bits", name="derive_limits", number=4, title="A format's limits from its widths", difficulty=3, importance=3,
@@ -41,23 +41,14 @@ def right(exponent_bits: int, significand_bits: int, specials: str) -> dict[str,
     return dict(zip(KEYS, (eps, smallest_normal, smallest_subnormal, largest), strict=True))
 
 
-def read_limits(got: Any, case: str) -> dict[str, float]:
-    """Return the four limits of an answer's dict. Raises Wrong for anything else."""
-    if not isinstance(got, Mapping):
-        what = "None" if got is None else f"a {type(got).__name__}"
-        raise Wrong(f"your function returned {what} {case}, not a dict with the keys {', '.join(KEYS)}")
-    if set(got) != set(KEYS):
-        raise Wrong(f"your dict has the keys {', '.join(map(str, got))}, and the card asks for {', '.join(KEYS)}")
-    return {key: read_number(got[key], case, f"`{key}` is") for key in KEYS}
-
-
 def limits(answer: Callable[..., Any], formats: Iterable[FloatFormat]) -> dict[str, Results]:
     """What is to be judged: each limit, and `max` under each rule → the limits of all formats."""
     found: dict[str, Results] = {}
     for fmt in formats:
         widths = (fmt.exponent_bits, fmt.significand_bits, fmt.specials)
         case = f"for {fmt.name}, {widths}"
-        for key, limit in read_limits(call_answer(answer, case, *widths), case).items():
+        for key, got in read_dict(call_answer(answer, case, *widths), KEYS, case).items():
+            limit = read_number(got, case, f"`{key}` is")
             facet = f"max under {fmt.specials}" if key == "max" else key
             found.setdefault(facet, Results(what=f"`{key}`"))[case] = limit
     return found

@@ -2,15 +2,25 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer, read_number, read_tensor
-from amp_course.checking.differences import show_value
+from amp_course.checking import (
+    Exercise,
+    Mistake,
+    Results,
+    Turn,
+    Wrong,
+    call_answer,
+    read_dict,
+    read_number,
+    read_tensor,
+    show_value,
+)
 
 round_bf16 = Exercise(
     chapter="bits", name="round_bf16", number=5, title="bf16: cut or round?", difficulty=4, importance=3, minutes=15, lines=5,
@@ -58,9 +68,7 @@ def right(x: Tensor, add: Callable[[Tensor], Any] = carry) -> Tensor:
 
 def read_answer(answer: Any) -> tuple[float, Callable[..., Any]]:
     """Return `differs` and the function. Raises Wrong for anything else."""
-    if not isinstance(answer, Mapping) or set(answer) != {"differs", "round_bf16"}:
-        raise Wrong('the check needs a dict with both answers, `{"differs": differs, "round_bf16": round_bf16}`')
-    differs, function = answer["differs"], answer["round_bf16"]
+    differs, function = read_dict(answer, ("differs", "round_bf16"), subject="what you check is").values()
     if not callable(function):
         raise Wrong("`round_bf16` has to be the function itself: write its name without parentheses")
     return read_number(differs, subject="`differs` is"), function

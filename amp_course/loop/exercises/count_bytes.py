@@ -1,10 +1,10 @@
 """Exercise 5 of chapter 06: predict the bytes per parameter. A test measures that the right numbers are right."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_number
+from amp_course.checking import Exercise, Mistake, Turn, read_dict, read_number
 
 count_bytes = Exercise(
     chapter="loop", name="count_bytes", number=5, title="Predict the bytes per parameter", difficulty=2, importance=4, minutes=5,
@@ -27,9 +27,8 @@ SAID = "{{got}} is not the number of {}: add up weight, gradient and Adam's two 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Read three numbers, one after the other."""
-    if not isinstance(answer, Mapping) or not set(right) <= set(answer):
-        raise Wrong('the answer has to be a dict with the keys "fp32", "amp" and "half"')
-    yield Turn("", {at: read_number(answer[key], "", f"the number of {at} is") for key, at in IN.items()})
+    got = read_dict(answer, right, subject="`count_bytes` is")
+    yield Turn("", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()})
 
 
 def _bytes(*numbers: float) -> dict[str, float]:

@@ -70,7 +70,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the accuracy": accuracy,
             "the modes that you leave": ", ".join(f"“{name}” (now {MODES[m.training]})" for name, m in left.items()),
         }
-        yield Turn(case, facets, {"case": case})
+        yield Turn(case, facets)
 
 
 def _batches(model: nn.Module, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

@@ -77,7 +77,7 @@ def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -
     if x.dtype == result.dtype and x.dtype in PRECISION and positions.max() < 400:  # angles are less exact far out
         off = (result.float() - right(x.float(), positions)).norm() / x.float().norm()
         facets["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
-    return Turn(case, facets, {"case": case})
+    return Turn(case, facets)
 
 
 def _gradient(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Turn:
@@ -85,7 +85,7 @@ def _gradient(answer: Callable[..., Any], case: str, x: Tensor, positions: Tenso
     if result.requires_grad:
         loss = (result.float() * torch.linspace(-1, 1, x.shape[-1])).sum()
         (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
-    return Turn(case, {"gradient": "missing" if gradient is None else gradient.float()}, {"case": case})
+    return Turn(case, {"gradient": "missing" if gradient is None else gradient.float()})
 
 
 FREQUENCIES = "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)"

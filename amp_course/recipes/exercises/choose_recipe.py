@@ -2,11 +2,11 @@
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong
+from amp_course.checking import Exercise, Mistake, Turn, read_dict
 from amp_course.recipes.guide import Leaf, recommend
 from amp_course.recipes.training import ALL, BaseRecipe
 
@@ -93,13 +93,8 @@ right = {one.name: one.leaf.recipe for one in SITUATIONS}
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    if not isinstance(answer, Mapping):
-        raise Wrong(f"`choose_recipe` is a dict with the keys {', '.join(right)}")
-    for key in (*right, *answer):
-        if key not in answer or key not in right:
-            wrong = "lacks the" if key in right else "has no use for a"
-            raise Wrong(f"`choose_recipe` {wrong} key {key!r}: its keys are {', '.join(right)}")
-    yield Turn("", {f"the recipe for {name}": _read(answer[name]) for name in right})
+    got = read_dict(answer, right, subject="`choose_recipe` is")
+    yield Turn("", {f"the recipe for {name}": _read(one) for name, one in got.items()})
 
 
 def _read(got: Any) -> str:

@@ -1,7 +1,7 @@
 """Exercise 2 of chapter 02: which fraction of a tensor each zone of a format gets, against numbers whose zones are known."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
 from amp_course.bits.rounding import round_to
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_dict, read_number
 from amp_course.underflow.zones import ZONES
 
 lost_fraction = Exercise(
@@ -51,11 +51,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         case = f"in {fmt.name}" + ", for a float64 tensor" * wide
         tensor = _numbers(fmt, draw, torch.float64 if wide else torch.float32)
         before = tensor.clone()
-        got = call_answer(answer, case, tensor, fmt)
-        if not isinstance(got, Mapping):
-            raise Wrong(f"your function returned a {type(got).__name__}, not a dict with the keys {', '.join(ZONES)}")
-        if missing := [zone for zone in ZONES if zone not in got]:
-            raise Wrong(f"the dict that you return lacks the key “{missing[0]}”: it has {', '.join(map(repr, got))}")
+        got = read_dict(call_answer(answer, case, tensor, fmt), ZONES, case)
         facets: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
         facets["the tensor that was passed in"] = "unchanged" if torch.equal(tensor, before) else "changed"
         yield Turn(case, facets, {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name})

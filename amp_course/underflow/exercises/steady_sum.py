@@ -68,7 +68,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             if got.shape == exact.shape:  # a few roundings are none
                 total = exact.where((total - exact).abs() <= 6 * find_format(dtype).eps * exact.abs(), total)
             facets = {"the sum": total, "the terms after the call": _changed(given, terms, before)}
-            yield Turn(case, facets, {"dtype": name, "case": case}, {"wide": got.dtype.itemsize > 2})
+            yield Turn(case, facets, {"dtype": name}, {"wide": got.dtype.itemsize > 2})
 
 
 def _changed(given: list[Tensor], terms: list[Tensor], before: Tensor) -> str:
