@@ -61,6 +61,7 @@ def start(clone: Path, *arguments: str, **environment: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": os.environ["PATH"], "HOME": str(clone), **environment},
+        start_new_session=True,
     )
 
 
@@ -155,7 +156,7 @@ def test_a_killed_set_up_is_picked_up_by_running_again(tmp_path: Path) -> None:
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert not (clone / ".venv/installed.json").exists()
-    end_orphans(clone)
+    os.killpg(first.pid, signal.SIGKILL)  # pip, which lives on
     (clone / "slow").unlink()
     code, out, err = set_up(clone)
     assert code == 0, out + err
@@ -172,7 +173,7 @@ def test_the_next_run_waits_for_the_pip_that_a_kill_left_behind(ready: Path) -> 
     (ready / "slow").unlink()
     second = start(ready)
     assert second.stdout is not None and "Another set-up is at work" in second.stdout.readline()
-    end_orphans(ready)
+    os.killpg(first.pid, signal.SIGKILL)
     out, err = second.communicate(timeout=90)
     assert second.returncode == 0, out + err
     assert installed(ready)
@@ -389,12 +390,3 @@ def wait_for(path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{path} did not come")
-
-
-def end_orphans(clone: Path) -> None:
-    """End the processes that a killed set-up of this clone left behind."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    for line in listing.splitlines()[1:]:
-        pid, _, command = line.strip().partition(" ")
-        if str(clone / ".venv") in command:
-            os.kill(int(pid), signal.SIGKILL)

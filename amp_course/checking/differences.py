@@ -15,6 +15,7 @@ from amp_course.kit.dtypes import dtype_name
 Show = Callable[[Any], str]
 
 _SHORT = 12  # characters of a number that is not worth rounding
+_DECIMAL = re.compile(r"-?\d+\.\d*[1-9]\d*(e[+-]\d+)?")  # 0.0 is as good beside 2^-10
 
 
 class Results(dict[str, Any]):
@@ -135,11 +136,17 @@ def _times(factor: float, be: str) -> str:
     if math.isclose(factor, -1.0, rel_tol=1e-3):
         return f"{have} the wrong sign"
     if factor > 1:
-        times = f"{factor:,.0f}" if factor > 100 else f"{factor:.4g}"
+        times = _whole(factor) if factor > 100 else f"{factor:.4g}"
         return f"{be} {'twice' if times == '2' else f'{times} times'} as large as {it} should be"
     if factor > 0 and math.isclose(1 / factor, round(1 / factor), rel_tol=1e-3):
-        return f"{be} 1/{round(1 / factor):,} of what {it} should be"
+        return f"{be} 1/{_whole(1 / factor)} of what {it} should be"
     return f"{be} {factor:.4g} times what {it} should be"
+
+
+def _whole(number: float) -> str:
+    """Write a power of two in full, and any other number with four digits: 65536.2 → "65,536", 6004797 → "6,005,000"."""
+    power = 2 ** round(math.log2(number))
+    return f"{power if math.isclose(number, power, rel_tol=1e-3) else float(f'{number:.4g}'):,.0f}"
 
 
 def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
@@ -153,14 +160,19 @@ def _factor(want: Tensor, got: Tensor, tolerance: float) -> float | None:
 
 
 def _told_apart(one: Any, other: Any, show: Show) -> tuple[str, str]:
-    """Write two values with as few digits as show that they differ: 4737.61328125, 4737.6 → "4737.61", "4737.6"."""
+    """Write two values in one notation, with the digits that tell them apart: 4737.61328125, 4737.6 → "4737.61", "4737.6"."""
     shown = show(one), show(other)
-    if shown[0] == shown[1] or max(map(len, shown)) <= _SHORT or not (_has_floats(one) and _has_floats(other)):
+    if shown[0] == shown[1] or not (_has_floats(one) and _has_floats(other)):
+        return shown
+    mixed = any("^" in text for text in shown) and any(map(_DECIMAL.fullmatch, shown))  # 2^-10 and 0.0253754
+    if max(map(len, shown)) <= _SHORT and not mixed:
         return shown
     for digits in (6, 9):
-        rounded = show(_rounded(one, digits)), show(_rounded(other, digits))
-        if rounded[0] != rounded[1]:
-            return rounded
+        one_rounded, other_rounded = (
+            f"{value:.{digits}g}" if mixed else show(_rounded(value, digits)) for value in (one, other)
+        )
+        if one_rounded != other_rounded:
+            return one_rounded, other_rounded
     return shown
 
 

@@ -32,9 +32,8 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"No inf checks were recorded",
-        "the scaler found no gradient to look at. Either `backward()` never ran on the scaled loss, or the gradients were "
-        "cleared (`zero_grad`) between `backward()` and `scaler.step(optimizer)`, or the loss does not depend on this "
-        "optimizer's parameters",
+        "the scaler found no gradient to look at. Either `backward()` never ran on the scaled loss, or only later, or the "
+        "gradients were cleared (`zero_grad`) in between, or the loss does not depend on this optimizer's parameters",
     ),
     (
         r"_scale is None",
@@ -47,8 +46,8 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"unscale_\(\) is being called after step",
-        "`scaler.unscale_(optimizer)` comes before `scaler.step(optimizer)`, and `scaler.update()` has to follow the step before "
-        "the next `unscale_`: one of the two is out of place",
+        "in every step, `scaler.unscale_(optimizer)` comes before `scaler.step(optimizer)`, and `scaler.update()` after it: one "
+        "of these calls is missing or out of place",
     ),
     (
         r"step\(\) has already been called",
@@ -56,12 +55,13 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"Attempting to unscale FP16 gradients",
-        "the parameters themselves are fp16, so their gradients are too. Under AMP the parameters stay fp32: leave out "
-        "`.half()` and let autocast cast",
+        "some of the optimizer's parameters are fp16, so their gradients are too. Under AMP what is trained stays fp32: leave "
+        "out `.half()` there, and let autocast cast",
     ),
     (
         r"Trying to backward through the graph a second time",
-        "`backward()` ran twice over one graph: compute the loss again for every step",
+        "two passes went back through one graph, and the first had freed it. Compute the loss again for every step; to "
+        "differentiate a gradient, compute it with `create_graph=True`",
     ),
     (
         r"grad can be implicitly created only for scalar outputs",
@@ -73,14 +73,18 @@ _KNOWN: list[tuple[str, str]] = [
         "turned into a number before `backward()`?",
     ),
     (
+        r"leaf Variable that requires grad .* in-place operation",
+        "a parameter is changed in place where autograd is watching: do it under `torch.no_grad()`",
+    ),
+    (
         r"Inference tensors cannot be saved for backward|Inplace update to inference tensor",
         "a tensor made in inference mode met autograd: keep the evaluation and the training apart",
     ),
     (
         r"same dtype|expected scalar type|must have the type torch|mixed dtype|does not match weight dtype"
         r"|Input type .* should be the same",
-        "two tensors of different dtypes met in one op that does not mix them. Inside `torch.autocast` such ops are cast "
-        "alike; outside of it the cast is yours",
+        "two tensors of different dtypes met in one op that does not mix them. `torch.autocast` casts both to one dtype; "
+        "outside a region, or in one with `enabled=False`, you have to cast them yourself",
     ),
     (
         r"not implemented for '(Half|BFloat16)'|Low precision dtypes not supported",
@@ -97,7 +101,8 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"TypeError: .*(positional argument|unexpected keyword|missing \d+ required|multiple values for argument)",
-        "a function was called with other arguments than it takes: compare its signature with the task",
+        "a function was called with other arguments than it takes: compare its signature with the call (the task shows how "
+        "the check calls yours)",
     ),
     (
         r"No usable temporary directory",

@@ -103,6 +103,10 @@ def backward_under_no_grad():
     loss.backward()
 
 
+def parameter_changed_in_place():
+    setting()[0].add_(1)
+
+
 def inference_tensor_in_backward():
     with torch.inference_mode():
         x = torch.ones(2)
@@ -218,13 +222,14 @@ PROVOKED: list[Any] = [
     (unscale_without_scale, "never asked to scale"),
     (update_without_scale, "never asked to scale"),
     (unscale_twice, "ran twice with no `scaler.update()`"),
-    (unscale_after_step, "one of the two is out of place"),
+    (unscale_after_step, "missing or out of place"),
     (step_twice, "one step, one update"),
     (half_parameters, "leave out `.half()`"),
-    (backward_twice, "compute the loss again"),
+    (backward_twice, "Compute the loss again"),
     (backward_of_a_vector, "reduce the loss"),
     (backward_of_a_number_made_new, "not connected to the parameters"),
     (backward_under_no_grad, "not connected to the parameters"),
+    (parameter_changed_in_place, "do it under `torch.no_grad()`"),
     (inference_tensor_in_backward, "inference mode met autograd"),
     (inference_tensor_changed, "inference mode met autograd"),
     (half_input_to_linear, "different dtypes met"),
@@ -333,7 +338,7 @@ def test_an_error_in_the_check_itself_is_put_down_to_the_answer() -> None:
 
 def test_a_function_that_cannot_be_called_as_the_task_says() -> None:
     told = explain(TypeError("f() takes 1 positional argument but 5 were given"))
-    assert "compare its signature with the task" in told
+    assert "compare its signature with the call" in told
     assert "5 were given" in told
 
 

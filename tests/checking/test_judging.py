@@ -196,6 +196,9 @@ def test_alike(one: Any, other: Any, tolerance: float, same: bool) -> None:
         (torch.float32, torch.float16, "it is float16, and float32 is right"),
         (torch.ones(3), torch.ones(3) * 8, "it is 8 times as large as it should be"),
         (torch.ones(3), torch.ones(3) / 1024, "it is 1/1,024 of what it should be"),
+        (torch.ones(3), torch.ones(3) / 6_004_797, "it is 1/6,005,000 of what it should be"),
+        (torch.ones(3), torch.ones(3) * 65_536, "it is 65,536 times as large as it should be"),
+        (0.0253754, 2.0**-10, "it is 0.000976562, and 0.0253754 is right"), (1.0, 2.0**-10, "it is 2^-10, and 1 is right"),
         (torch.ones(3), -torch.ones(3), "it has the wrong sign"),
         (torch.ones(3), torch.tensor([1.0, 1.0, 5.0]), "in it, element [2] is 5, and 1 is right"),
         (torch.ones(3), torch.ones(2), "it has the shape (2,), and (3,) is right"),
@@ -273,7 +276,7 @@ def test_a_dict_is_read_by_its_keys() -> None:
     assert read_dict({"a": 1, "more": 2, "b": 3}, ("a", "b")) == {"a": 1, "b": 3}
     with pytest.raises(Wrong, match=r"^your function returned a list for 1, not a dict with the keys a, b$"):
         read_dict([1], ("a", "b"), "for 1")
-    with pytest.raises(Wrong, match=r"^it is a dict, without the key 'b': its keys have to be a, b$"):
+    with pytest.raises(Wrong, match=r"^it is a dict without the key 'b', not one with the keys a, b$"):
         read_dict({"a": 1}, ("a", "b"), subject="it is")
     with pytest.raises(Wrong, match=r"^it is None, not a dict with the keys a, b$"):
         read_dict(None, ("a", "b"), subject="it is")

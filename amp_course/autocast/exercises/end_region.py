@@ -65,7 +65,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     with scene.watch() as update:
         got = call_answer(answer, "", model, (batch for batch in scene.batches), loss_fn, scene.optimizer)
     if not values:
-        raise Wrong("`loss_fn` never ran: compute the loss with it, in a function that returns a list, without `yield`")
+        raise Wrong("`loss_fn` never ran: is there a `yield` in your function, or are the batches used up before?")
     facets = {**scene.facets(update), "the number of backward passes inside the autocast region": sum(inside)}
     gradients, weights = facets.pop("the gradient at the step"), facets.pop("the weights after the step")
     facets[LAYER] = re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", facets[LAYER])
@@ -76,7 +76,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     facets["`training` of the model and its layers"] = next((mode for mode in modes if mode != found), found)
     facets["`training` of the model and its layers after the call"] = [one.training for one in model.modules()]
     facets["what the model has after the call"] = sorted(set(vars(model)) - names) or "nothing new"
-    clues = {"losses": values, "first": [one.enabled for one in update.of(Region)][:1], "passes before": before[:1]}
+    clues = {"losses": values, "first": [one.device for one in update.of(Region)][:1], "passes before": before[:1]}
     yield Turn("in three steps", facets, {}, clues)
     for number, gradient in enumerate(gradients):
         yield Turn(f"at step {number + 1}", {"the gradient": gradient})
@@ -87,12 +87,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     kinds = {type(loss).__name__ for loss in losses if not isinstance(loss, numbers.Real)}
     yield Turn("", {"the items of the list": " and ".join(sorted(kinds)) or "float"})
     read = [read_number(loss, subject="your list holds") for loss in losses]
-    rounded = read != values and alike(read, values, 0.01) and all(loss == round(loss, 6) for loss in read)
-    yield Turn("", {"the digits of the losses": "rounded" if rounded else "all"})
+    short = read != values and all(loss == round(loss, 6) for loss in read)
+    rounded = alike(read, values, 0.01) and (short or not alike(read, values, 1e-5))
+    again = call_answer(answer, "at a second call", model, scene.batches[:1], scene.loss_fn, scene.optimizer)
+    yield Turn("", {"the digits of the losses": rounded, EARLIER: alike(list(again)[-4:-1], read[-3:])})
     yield Turn("after three steps", {"the list of losses": read})
 
 
-LAYER = "the dtype that the first layer computes in"
+EARLIER, LAYER = "whether the list holds the losses of an earlier call", "the dtype that the first layer computes in"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
 LOSS, BACKWARD = "loss = loss_fn(outputs, targets)", "loss.backward()"
 CLEAR, KEEP, LOOP = "optimizer.zero_grad()", "losses.append(loss.item())", "for inputs, targets in batches:"
@@ -106,7 +108,8 @@ STALE = "from step 2 on, forward uses the weights of step 1: autocast's copies l
 
 end_region.judge_by(
     right=right, play=play, tolerance=2e-3, show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
-    said={"the digits of the losses": "the losses that you return are rounded: keep all the digits of `loss.item()`",
+    said={EARLIER: "your list still holds the losses of an earlier call: make a new list in each (a default is made only once)",
+          "the digits of the losses": "the losses that you return are rounded: keep all the digits of `loss.item()`",
           "the items of the list": "your list holds values of type {got}: keep `loss.item()`, a float without a graph"},
     mistakes=[
         Mistake("the given loop", edits=WIDE,
@@ -118,8 +121,10 @@ end_region.judge_by(
                 told=f"{STALE}. Leave no region open around the loop: open one for each step, inside it"),
         Mistake("no region", edits={REGION: "if True:"},
                 told="forward runs outside of autocast, in float32: put the model's call and the loss into the region"),
+        Mistake("a region for CUDA", edits={REGION: 'with torch.autocast("cuda", enabled=False):'},
+                told="the region is for another device, and these tensors are on the CPU: ask them, by `inputs.device.type`"),
         Mistake("an fp16 region", breaks="one bf16 region", edits={REGION: REGION.replace("bfloat", "float")},
-                told="the region is an fp16 one, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`"),
+                told="the region is in fp16, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`"),
         Mistake("loss outside", edits={LOSS: f"{OFF}\n    {LOSS}"},
                 told="the loss is computed outside of the region, in 16 bits. Inside, autocast runs it in float32"),
         Mistake("float and loss outside", breaks="forward and loss run under autocast",

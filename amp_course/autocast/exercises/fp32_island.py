@@ -51,9 +51,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     x, weight = torch.randn(5, 16, generator=generator), torch.randn(3, 16, generator=generator)
     yield _turn(answer, "for five drawn tokens in a bfloat16 region", x, weight, BF16)
     with torch.autocast("cpu", dtype=BF16):
+        out = "an exception"
         with contextlib.suppress(Exception):
-            answer(torch.ones(2, 3), WEIGHT)
-        yield Turn("for x with too few features, where the matmul raises", {STATE: _state()})
+            out = f"a {type(answer(torch.ones(2, 3), WEIGHT)).__name__}"
+        yield Turn("for x with too few features, where the matmul raises", {STATE: _state(), "the outcome": out})
 
 
 def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.dtype | None) -> Turn:
@@ -84,7 +85,7 @@ SCALE, RETURN = "scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-
 fp32_island.judge_by(
     right=right, play=play, tolerance=1e-3, mistakes=[
         Mistake("no .float()", breaks="for x in float32, bf16 and fp16", edits={FLOAT: "pass"},
-                told="16-bit x meets the float32 weight, and the matmul raises: nothing is cast here. Begin with `x.float()`"),
+                told="16-bit x meets the float32 weight, and the matmul raises: cast bf16 and fp16, by `x.float()`"),
         Mistake("no .float() outside of autocast", breaks="in a region of either dtype or in none",
                 edits={ISLAND: f"{ISLAND[:-1]} as region:", FLOAT: "x = x.float() if region.prev else x"},
                 told="16-bit x is cast in a region only: outside of autocast, the matmul raises. `x.float()` belongs there too"),

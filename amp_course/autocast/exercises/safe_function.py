@@ -1,11 +1,12 @@
 """Exercise 5 of chapter 04: an autograd Function that computes in float32 wherever it is called."""
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, call_answer, explain, read_tensor, signature
@@ -47,30 +48,37 @@ class SafeDistances(Function):
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-WORDS = {  # what PyTorch says → what it means
+WORDS = {  # what Python and PyTorch say → what it means
     "_fwd_used_autocast": "`custom_bwd` needs what `custom_fwd` records: put that one on forward, and `custom_bwd` on backward",
-    "missing 1 required": "autograd calls `forward(ctx, x, c)` and `backward(ctx, grad)`: write `@staticmethod` above both",
+    r"\.(forward|backward)\(\) (missing|takes)": "autograd calls static `forward(ctx, x, c)` and `backward(ctx, grad)`",
+    "argument: 'device_type'": "`custom_fwd` and `custom_bwd` need to know the device: write `device_type=\"cpu\"` in both",
+    "invalid gradient at index": "backward returns the gradient of x first, then that of c, and each has the shape of its points",
 }  # fmt: skip
+NOTES = (", between two calls for other points", ", where only x requires grad", ", where only c requires grad")
 PULL = (torch.arange(12.0) % 5 - 1).view(3, 4)
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Points of each dtype, in each region and in none, with backward outside and inside; one set is drawn."""
-    if isinstance(answer, type) and getattr(answer, "backward", None) in (None, Function.backward):
+    apply = getattr(answer, "apply", None)
+    alone = isinstance(answer, type) and (not apply or issubclass(answer, nn.Module))
+    if alone or getattr(answer, "backward", None) is Function.backward:
         raise Wrong("`SafeDistances` needs `torch.autograd.Function` as its parent, and a `backward` next to `forward`")
-    distances = answer.apply if isinstance(answer, type) and issubclass(answer, Function) else answer
+    distances = apply or answer
     fixed = random.Random(0)
     try:
         yield _turn(distances, fixed, (FP32, FP32), None, False)
     except Failed as failed:
-        for words in (words for words in WORDS if words in str(failed.__cause__)):
+        for words in (words for words in WORDS if re.search(words, str(failed.__cause__))):
             raise Wrong(WORDS[words]) from None
         raise
+    if not apply:
+        raise Wrong("`SafeDistances` has to be a class with `torch.autograd.Function` as parent: its `apply` is called")
     for lower, inside in ((BF16, False), (FP16, False), (BF16, True), (FP16, True)):
         yield _turn(distances, fixed, (FP32, FP32), lower, inside)
     yield _turn(distances, draw, (FP32, FP32), BF16, True)
-    for trained in "xc":
-        yield _turn(distances, fixed, (FP32, FP32), BF16, False, trained=trained)
+    for note in NOTES:
+        yield _turn(distances, fixed, (FP32, FP32), BF16, False, note=note)
     for region, suffix in ((BF16, " for 16-bit points"), (FP16, " for 16-bit points"), (None, " there")):
         for dtypes in ((BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)):
             for inside in (False, True):
@@ -83,24 +91,27 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                     yield Turn(str(failed), {"what is raised": f"{signature(error)} {backward}"}, facts)
 
 
-def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix: str = "", trained: str = "xc") -> Turn:
+def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix: str = "", note: str = "") -> Turn:
     x, c = (_points(draw, number, dtype) for number, dtype in zip((3, 4), dtypes, strict=True))
-    x.requires_grad_("x" in trained), c.requires_grad_("c" in trained)
+    x.requires_grad_("only c" not in note), c.requires_grad_("only x" not in note)
+    pull = PULL * (1 if suffix else 129.5)  # bf16 has no 129.5
     case = f"with {' and '.join(dict.fromkeys(map(dtype_name, dtypes)))} points "
     case += f"in a region of {dtype_name(region)}" if region else "outside of autocast"
     case += ", with backward inside" if region and inside else ""
-    case += f", where only {trained} requires grad" if len(trained) == 1 else ""
+    case += note
     with torch.autocast("cpu", dtype=region or BF16, enabled=region is not None):
-        got = call_answer(apply, case, x, c)
+        tables = [call_answer(apply, case, one, c) for one in ((x + 1, x, x + 1) if "between" in note else (x,))]
+        got = tables[len(tables) // 2]
         state = "on" if torch.is_autocast_enabled("cpu") else "off"
         table = read_tensor(got, case)
         with torch.autocast("cpu", dtype=region or BF16, enabled=inside and region is not None):
-            if got.requires_grad and got.shape == PULL.shape:  # bf16 has no 129.5
-                call_answer(got.backward, f"{case}, in `backward()`", (PULL * (1 if suffix else 129.5)).to(got.dtype))
+            if got.requires_grad and got.shape == PULL.shape:
+                call_answer(got.backward, f"{case}, in `backward()`", pull := pull.to(got.dtype))
     # With fine points, a 16-bit gradient may be rounded in another way, which is no fault.
     coarse = FP32 not in dtypes
     grads = [one.grad if one.grad is None or coarse or one.dtype == FP32 else torch.zeros_like(one) for one in (x, c)]
     facets = {f"the table of distances{suffix}": table, f"autocast after the call{suffix}": state}
+    facets |= {"the caller's x and c after the call": [x.detach(), c.detach()], "`grad` after `backward`": pull}
     facets |= {f"the gradient of {name}{suffix}": grad for name, grad in zip("xc", grads, strict=True)}
     return Turn(case, facets, {}, {} if suffix else {"gradients": grads})
 
@@ -116,27 +127,29 @@ FORWARD = '@torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)'
 BACKWARD, OFF = '@torch.amp.custom_bwd(device_type="cpu")', '@torch.autocast("cpu", enabled=False)'
 FLOAT, SAVE = "x, c = x.float(), c.float()", "ctx.save_for_backward(x, c)"
 RESULT = "return x.square().sum(dim=1)[:, None] - 2 * x @ c.T + c.square().sum(dim=1)"
-RETURN = "return grad_x, grad_c"
+LOAD, RETURN = "x, c = ctx.saved_tensors", "return grad_x, grad_c"
 
 safe_function.judge_by(
     right=SafeDistances, play=play, tolerance=1e-3, said={"what is raised": "{words}. This happened {case}"}, mistakes=[
         Mistake("the given Function", breaks="in any region", edits={FORWARD: "", BACKWARD: "", FLOAT: "pass"},
-                told="nothing keeps autocast on the CPU out of forward, so its matmul ran in 16 bits, whatever `.float()` did "
-                'before: `torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)` does'),
+                told='autocast stays on in forward: `amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)` turns it off'),
         Mistake("no cast_inputs", edits={FORWARD: '@torch.amp.custom_fwd(device_type="cpu")', FLOAT: "pass"},
                 told="forward ran in 16 bits: `custom_fwd` switches autocast off only with `cast_inputs`, here torch.float32"),
         Mistake("backward not protected", breaks="even if somebody calls `backward()` inside the region", edits={BACKWARD: ""},
                 told="nothing keeps autocast on the CPU out of backward: `torch.amp.custom_bwd(device_type='cpu')` does"),
         Mistake("cast_inputs alone", breaks="outside of autocast", edits={FLOAT: "pass"},
-                told="outside of autocast, nothing casts points (`cast_inputs` does in a region only): begin with `.float()`"),
+                told="outside of a region, nothing casts the points (`cast_inputs` does so only in one): begin with `.float()`"),
         Mistake("an island without .float()", breaks="in float32, bf16 or fp16",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: "pass"},
                 told="autocast is off in forward, but the points are still 16-bit: begin with `x, c = x.float(), c.float()`"),
         Mistake("saves what came in", breaks="forward and backward run in float32",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
                 told="the points were saved before they were cast, so backward gets 16-bit ones: save those cast to float32"),
-        Mistake("returns bf16", breaks="The result is float32", edits={RESULT: f"return ({RESULT[7:]}).bfloat16()"},
-                told="the distances were computed in float32 and then cast down: return them in float32"),
+        Mistake("returns the dtype of x", edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"dtype = x.dtype\n{FLOAT}",
+                RESULT: f"return ({RESULT[7:]}).to(dtype)", LOAD: f"{LOAD}\ngrad = grad.float()"},
+                told="the distances are cast back to the dtype of x: return them in float32"),
+        Mistake("points kept outside of ctx", edits={SAVE: "SafeDistances.points = x, c", LOAD: "x, c = SafeDistances.points"},
+                told="backward uses the points of a later call: each call keeps its own in `ctx`, by `ctx.save_for_backward`"),
         Mistake("no gradient for c", edits={RETURN: "return grad_x, None"},
                 told="no gradient reaches c: backward returns one for each input of forward"),
     ],

@@ -25,9 +25,9 @@ safe_loss = Exercise(
     alternative="`(F.softplus(z) - z * targets).mean()` with `z = logits.float()`: the same formula, written out.",
 )  # fmt: skip
 
-# Exact in 16 bits. The model is sure of the last six, and wrong about four of them.
-LOGITS = torch.tensor([1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0])
-TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+# Exact in 16 bits. The model is sure of the last nine, and wrong about seven of them.
+LOGITS = torch.tensor([1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 60.0, -60.0, 30.0, -30.0, 60.0, -60.0, 9.0, -13.0, 14.0])
+TARGETS = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
 # Not exact: 16 bits round them by a thousandth, and a small loss changes as much.
 MODERATE, SURE = torch.tensor([-5.0019, -2.0009, 2.0009, 5.0019]), torch.tensor([0.0, 0.0, 1.0, 1.0])
 
@@ -71,8 +71,11 @@ def _turn(answer: Any, case: str, logits: Tensor, targets: Tensor, region: Any =
         if features.grad is not None:  # the head's weights are 1, so this is the gradient at the logits
             gradient = features.grad[:, 0] * len(logits)
             gradient = gradient if exact else (gradient * 10).round() / 10
+    least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
+    flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
     return Turn(case, {
         "the tensor of probabilities": probabilities if exact else (probabilities * 10).round() / 10,  # as 16 bits have them
+        **({} if exact else {CAPPED: flat and bool((value < least).all())}),
         "the loss": value.reshape(()) if value.numel() == 1 else value,
         "the gradient of the summed loss at the logits": gradient,
         "the number of calls of `head`": max(len(calls), 1), "autocast after the call": state,
@@ -80,6 +83,7 @@ def _turn(answer: Any, case: str, logits: Tensor, targets: Tensor, region: Any =
     })  # fmt: skip
 
 
+CAPPED = "whether the loss is too small and without a gradient where the model is sure and wrong"
 PROBABILITIES, LOGIT = "probabilities = torch.sigmoid(logits)", "logits = head(features).squeeze(-1)"
 LOSS, RETURN = "loss = F.binary_cross_entropy_with_logits(logits, targets)", "return probabilities, loss"
 BCE = "loss = F.binary_cross_entropy(probabilities, targets)"
@@ -87,14 +91,13 @@ GIVE = "Give the logits to `F.binary_cross_entropy_with_logits`"
 FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
 
 safe_loss.judge_by(
-    right=right, play=play, tolerance=1e-4, mistakes=[
+    right=right, play=play, tolerance=1e-4,
+    said={CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a clamp or with an eps. {GIVE}"},
+    mistakes=[
         Mistake("the given loss", breaks="for logits of ±60 it is still right", edits={LOSS: BCE},
                 told=f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at −100. {GIVE}"),
         Mistake("BCELoss in float32", edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
                 told=f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
-        Mistake("clamped probabilities", breaks="has a gradient", edits={
-                LOSS: "p = torch.sigmoid(logits.float()).clamp(1e-7, 1 - 1e-7)\nloss = F.binary_cross_entropy(p, targets)"},
-                told=f"clamped probabilities cap the loss and have no gradient there. {GIVE}"),
         Mistake("probabilities for logits", breaks="For moderate logits the loss equals the given one",
                 edits={LOSS: LOSS.replace("logits,", "probabilities,")},
                 told="the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it the logits"),

@@ -17,8 +17,8 @@ derive_limits = Exercise(
         "For three of the four, the rule doesn't matter. For `max`, ask which pattern is the last one that is a number.",
         "The smallest normal number has exponent field 1, so its exponent is 1 − bias. The smallest subnormal lies as many "
         "halvings below it as there are significand bits.",
-        "`max`: the last field of numbers is 2^E − 2 under “ieee”, else 2^E − 1. The significand is all ones, but one less under "
-        "“fn”. Then `max` is 2^(field − bias) · (1 + significand/2^M).",
+        "`max`: the last field of numbers is 2^E − 2 under “ieee”, else 2^E − 1. The significand is all ones, but one less "
+        "under “fn”. Then `max` is 2^(field − bias) · (1 + significand/2^M).",
     ),
     why="Two widths and a rule are all there is to a format. If you can derive fp8's limits, you need no table for the next.",
     alternative="take the pattern of the largest number and decode it, with the widths as arguments: that gives `max`.",

@@ -9,26 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.checking import (
-    Exercise,
-    Mistake,
-    Results,
-    Turn,
-    Wrong,
-    call_answer,
-    read_dict,
-    read_number,
-    read_tensor,
-    show_value,
-)
+from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer, read_dict
+from amp_course.checking.differences import show_value
+from amp_course.checking.reading import read_number, read_tensor
 
 round_bf16 = Exercise(
     chapter="bits", name="round_bf16", number=5, title="bf16: cut or round?", difficulty=4, importance=3, minutes=15, lines=5,
     takes="value",
     task="bf16 is the upper half of fp32, so cutting off 16 bits nearly converts one to the other. Find `differs`, a number "
     "that cutting and rounding take to different bf16 numbers. Then write `round_bf16(x)`: for any float32 tensor, 0-d, empty "
-    "and transposed ones too, return what torch's cast to bfloat16 returns, NaN included, in the same shape. x stays unchanged. "
-    "The cast itself would pass, but teach you nothing: work on the bits.",
+    "and transposed ones too, return what torch's cast to bfloat16 returns, NaN included, in the same shape. x stays "
+    "unchanged. The cast itself would pass, but teach you nothing: work on the bits.",
     hints=(
         "Cutting always goes towards zero. Where is the nearest value on the other side?",
         "Add something before you cut. What has to be added to the bits so that more than half a step carries into the upper "

@@ -34,13 +34,13 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any) -
 
 
 class LoopScene(Scene):
-    """A scene that also tells in which mode the model trains, and what runs under autocast apart from the model."""
+    """A scene that also tells in which mode the model trains, and what else runs under autocast."""
 
-    mode, inside, number = "", "", 0
+    mode, on, inside, number = "", "", "", 0
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.mode = "train" if self.model.training else "eval"
-        self.note("the loss")
+        self.on = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
         return super().loss_fn(outputs, targets)
 
     def note(self, what: str, _: Any = None) -> None:
@@ -50,7 +50,7 @@ class LoopScene(Scene):
 
     def play(self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None) -> Iterator[Turn]:
         """Take a step with each batch, with settings that nobody guesses; `special` says what is special about a step."""
-        self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75)
+        self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75, weight_decay=0.01)
         self.optimizer.register_step_pre_hook(lambda *_: self.note("`optimizer.step()`"))
         clear: Any = self.optimizer.zero_grad
         vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note("`zero_grad()`", clear(*args, **named))
@@ -59,8 +59,16 @@ class LoopScene(Scene):
             case = f"at step {self.number}{(special or {}).get(self.number, '')}"
             with self.watch() as update:
                 got = call_answer(answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler)
-            more = {"the mode that the model trains in": self.mode, UNDER: self.inside or "nothing"}
-            facets = {**self.facets(update), **more, "the loss that you return": read_number(got, case)}
+            facets = {
+                "`requires_grad` of the parameters afterwards": [one.requires_grad for one in self.model.parameters()],
+                "the number of forward passes": len(self.layer_dtypes),
+                **self.facets(update),
+                COUNT: self.scaler._get_growth_tracker() if self.scaler else 0,
+                "the mode that the model trains in": self.mode,
+                "autocast for the loss": self.on, UNDER: self.inside or "nothing", AFTER: torch.is_autocast_enabled("cpu"),
+                "the loss that you return": read_number(got, case),
+            }  # fmt: skip
+            torch.set_autocast_enabled("cpu", False)
             yield Turn(case, facets, {}, self.clues(update))
 
 
@@ -69,25 +77,27 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     yield from LoopScene(random.Random(6), 4).play(answer)
 
 
-UNDER = "what runs under autocast apart from the model"
+UNDER, AFTER, COUNT = "what else runs under autocast", "autocast after your function", "the scaler's growth count"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
 FORWARD, BACKWARD, STEP = "loss = loss_fn(model(inputs), targets)", "loss.backward()", "optimizer.step()"
 CLEAR, RETURN = "optimizer.zero_grad()", "return loss.detach()"
-SAID = {UNDER: "apart from the model, {got} ran under autocast, and only the loss should"}
+SAID = {
+    "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
+    UNDER: "besides the forward pass and the loss, {got} ran under autocast: end the region after the loss",
+    AFTER: "autocast was still on after your function returned: use `with`, which turns it off again",
+    COUNT: "{case}, the scaler's count of clean steps is {got} afterwards, and {want} is right: `scaler.update()` "
+    "keeps that count, and `scaler.update(new_scale)` does not touch it",
+}  # fmt: skip
 
 
 def common(region: str, backward: str, step: str) -> list[Mistake]:
     """Return mistakes that people make with a scaler, too; the arguments are lines of the right answer."""
     forward = {FORWARD: "outputs = model(inputs)"}
     return [
-        Mistake("loss outside the region", breaks="and its loss",
-                edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
+        Mistake("loss outside the region", edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
                 told="the loss was computed in 16 bits, with autocast off: move it into the region, where it runs in fp32"),
-        Mistake("loss in fp32 outside the region",
-                edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
+        Mistake("fp32 loss outside", edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
                 told="autocast was off for the loss: compute it inside the region, which casts to fp32 where that is needed"),
-        Mistake("a loss of its own", edits={FORWARD: "loss = torch.nn.functional.cross_entropy(model(inputs), targets)"},
-                told="`loss_fn` was never called: compute the loss with the `loss_fn` that is passed in"),
         Mistake("backward inside the region", breaks="and nothing else", edits={backward: f"{region}\n    {backward}"},
                 told="`backward()` ran inside the region: end it after the loss. Backward follows the forward dtypes anyway"),
         Mistake("step inside the region", edits={step: f"{region}\n    {step}"},
@@ -100,23 +110,15 @@ def common(region: str, backward: str, step: str) -> list[Mistake]:
 add_autocast.judge_by(
     right=right, play=play, tolerance=1e-4, said=SAID, mistakes=[
         Mistake("no autocast", breaks="under bf16 autocast", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32, with autocast off: call the model inside `with "
-                "torch.autocast(inputs.device.type, dtype=torch.bfloat16):`. A region for another kind of device does nothing"),
+                told="the forward pass ran in fp32, with autocast off: call the model inside a region for `inputs.device.type`"),
         Mistake("converts the model", edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
                 told="the weights were converted to bf16: leave that out. Autocast casts copies and keeps the weights in fp32"),
-        Mistake("converts the model for a while",
-                edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:", STEP: f"model.float()\n{STEP}"},
-                told="the weights were bf16 for a while, and `.float()` does not bring lost digits back: leave that out"),
         *common(REGION, BACKWARD, STEP),
         Mistake("forward pass twice", edits={RETURN: "return loss_fn(model(inputs), targets)"},
-                told="the model ran twice, once with autocast off: call it once, inside the region"),
+                told="the model ran twice in one step, which costs time, and moves batch norm's averages twice: call it once"),
         Mistake("never cleared", edits={CLEAR: "pass"},
                 told="the gradients are never cleared, so each step adds the old ones to the new: call `optimizer.zero_grad()`"),
-        Mistake("no backward", edits={BACKWARD: "pass"},
-                told="`backward()` never ran, so the optimizer has no gradients to apply: call it on the loss, after the region"),
-        Mistake("step before backward", edits={BACKWARD: "pass", STEP: f"{STEP}\n{BACKWARD}"},
-                told="`optimizer.step()` ran before `backward()`, when there was no gradient to apply: swap the two"),
-        Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\noptimizer.zero_grad(set_to_none=False)", CLEAR: "pass"},
+        Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
                 told="the gradients were cleared between `backward()` and the step: clear them after the step instead"),
     ],
 )  # fmt: skip

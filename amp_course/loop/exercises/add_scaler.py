@@ -13,8 +13,8 @@ add_scaler = Exercise(
     chapter="loop", name="add_scaler", number=3, title="Add the scaler", difficulty=2, importance=5, minutes=8, lines=8,
     task="Write `add_scaler(model, inputs, targets, loss_fn, optimizer, scaler)`: the same step under fp16 autocast (its "
     "forward pass and its loss, and nothing else), with the `torch.amp.GradScaler` that is passed in. Three batches overflow, "
-    "one in its loss, two only in some of the gradients: skip these steps and lower the scale. One bias is frozen, and has no "
-    "gradient. Return the loss unscaled, for the log.",
+    "one in its loss, two only in some of the gradients: the scaler has to skip these steps and lower its scale. One bias is "
+    "frozen, and has no gradient. Return the loss unscaled, for the log.",
     hints=(
         "The scaler takes over three calls: one before `backward()`, one in place of `optimizer.step()`, one after it.",
         "`scaler.scale(loss)` gives a scaled loss to call `backward()` on; `loss` itself stays unchanged.",
@@ -35,17 +35,18 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, s
     return loss.detach()
 
 
-SPECIAL = {3: ", whose loss overflows", 5: ", whose first gradient overflows", 6: ", whose last gradient overflows"}
+SPECIAL = {2: ", whose loss overflows", 5: ", whose first gradient overflows", 7: ", whose last gradient overflows"}
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take the same eight steps: three overflow, one right after a growth, and after two clean ones the scale grows again."""
-    scene = LoopScene(random.Random(6), 8, overflow_at=(2,), scaler={"init_scale": 2.0**10, "growth_interval": 2})
+    """Take the same eight steps: three overflow, one of them right after a growth, the others after a clean step that counts."""
+    options = {"init_scale": 2.0**16, "backoff_factor": 2.0**-6, "growth_interval": 2}
+    scene = LoopScene(random.Random(6), 8, overflow_at=(1,), scaler=options)
     large = scene.batches[4][0] * 3e3
     scene.batches[4] = large, scene.model(large).argmin(dim=-1)  # all wrong, so that every row has a gradient
     scene.model[0].bias.requires_grad_(False)
     last = scene.model[2].get_parameter("bias")
-    last.register_hook(lambda gradient: gradient * (torch.inf if scene.number == 6 else 1.0))
+    last.register_hook(lambda gradient: gradient * (torch.inf if scene.number == 7 else 1.0))
     yield from scene.play(answer, scene.scaler, special=SPECIAL)
 
 
@@ -58,6 +59,8 @@ add_scaler.judge_by(
     right=right, play=play, tolerance=1e-4, said=SAID, mistakes=[
         Mistake("no autocast", breaks="under fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass ran in fp32: put it into `with torch.autocast(inputs.device.type, dtype=torch.float16):`"),
+        Mistake("bf16", edits={REGION: "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"},
+                told="the forward pass ran in bf16, which is the CPU's default, too: write `dtype=torch.float16` in the region"),
         *common(REGION, SCALE, STEP),
         Mistake("scaled loss not used", edits={SCALE: "scaler.scale(loss)\nloss.backward()"},
                 told="`backward()` ran on an unscaled loss, and `scaler.step` divides anyway: call it on `scaler.scale(loss)`"),
@@ -67,12 +70,9 @@ add_scaler.judge_by(
                 told="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
         Mistake("steps by hand", edits={STEP: "optimizer.step()"},
                 told="call `scaler.step(optimizer)`, not `optimizer.step()`: it divides by the scale, and skips if it must"),
-        Mistake("steps on scaled gradients", edits={STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the gradients were still scaled: call `scaler.step(optimizer)`, which divides, then `scaler.update()`"),
         Mistake("unscales, own step", breaks="skip these steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even NaN: call `scaler.step(optimizer)`"),
-        Mistake("overflow applied", breaks="two only in some of the gradients",
-                edits={STEP: "scaler.unscale_(optimizer)\nif loss.isfinite():\n    optimizer.step()"},
+        Mistake("overflow applied", edits={STEP: "scaler.unscale_(optimizer)\nif loss.isfinite():\n    optimizer.step()"},
                 told="a finite loss can have gradients that overflow, and these were applied: let `scaler.step` decide"),
         Mistake("cleared before the step", edits={STEP: f"optimizer.zero_grad()\n{STEP}"},
                 told="`scaler.step(optimizer)` found no gradients: if you clear them after `backward()`, do it after the step"),
@@ -80,16 +80,15 @@ add_scaler.judge_by(
                 told="gradients of an earlier step are still there, and new ones are added: call `zero_grad()` in every step"),
         Mistake("no update", edits={UPDATE: "pass"},
                 told="`scaler.update()` did not run after step 1: call it after every step, skipped or not"),
-        Mistake("updates after finite losses", breaks="lower the scale", edits={UPDATE: f"if loss.isfinite():\n    {UPDATE}"},
-                told="`scaler.update()` was left out after a skipped step, when it lowers the scale: call it every time"),
+        Mistake("unscales after the step", edits={STEP: f"{STEP}\nscaler.unscale_(optimizer)"},
+                told="`scaler.unscale_` ran after `scaler.step`, which divides already: leave it out, or call it before that"),
+        Mistake("updates before the step", edits={STEP: f"scaler.unscale_(optimizer)\n{UPDATE}", UPDATE: STEP},
+                told="`update()` came before the step, so the scaler forgot that it had divided, and did it again: call it last"),
         Mistake("leaves early and keeps the scale", edits={SCALE: f"if not loss.isfinite():\n    return loss\n{SCALE}"},
                 told="the scaler never heard of a loss that is not finite: give it every loss, or its scale stays too large"),
-        Mistake("returns the scaled loss", breaks="Return the loss unscaled",
-                edits={SCALE: "loss = scaler.scale(loss)\nloss.backward()"},
+        Mistake("returns the scaled loss", edits={SCALE: "loss = scaler.scale(loss)\nloss.backward()"},
                 told="the loss that you return is the scaled one, good for `backward()` only: return the loss itself"),
         Mistake("divides by the new scale", edits={SCALE: "(loss := scaler.scale(loss)).backward()", RETURN: DIVIDED},
                 told="this is right only as long as the scale stays, and `update()` may change it: return the loss itself"),
-        Mistake("divides an unscaled loss", edits={RETURN: DIVIDED},
-                told="the loss that you return was divided by the scale, and it was never multiplied: return it as it is"),
     ],
 )  # fmt: skip

@@ -40,9 +40,9 @@ def right(model: Any, batches: Any) -> Any:
 
 
 MODES = {True: "train", False: "eval"}
-SIZES, HITS = (32, 32, 7), (26, 24, 2)  # the last batch is smaller, as it is in real data, and most of it is wrong
+SIZES, HITS = (160, 160, 35), (130, 121, 10)  # the last batch is smaller, and mostly wrong; bf16 counts to 256 only
 FOUND = {  # the mode of the model, and the layers that are in the other one
-    "for a model that you find in train mode": (True, ()),
+    "for a model in train mode": (True, ()),
     "for a model in eval mode whose dropout is in train mode": (False, ("3.0",)),
     "for a model in train mode some of whose layers are in eval mode": (True, ("1", "3", "3.1")),
 }
@@ -62,20 +62,21 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         model[1].requires_grad_(not others)
         found = {layer: layer.training for layer in model.modules()}
         accuracy = read_number(call_answer(answer, case, model, batches), case)
-        left = {name or "model": one for name, one in model.named_modules() if one.training != found.get(one)}
+        named = [(f"layer “{name}”" if name else "the model itself", one) for name, one in model.named_modules()]
+        left = {name: one for name, one in named if one.training != found.get(one)}
         facets = {
-            **{facet: " and in part ".join(sorted(values)) for facet, values in seen.items()},
-            "the state of the model afterwards": flat(model.state_dict().values()),
+            **{facet: " in some layers, ".join(sorted(got)) + " in others" * (len(got) > 1) for facet, got in seen.items()},
+            "the state of the model afterwards": [flat(model.state_dict().values()), repr(model)],
             "`requires_grad` of the parameters afterwards": [one.requires_grad for one in model.parameters()],
             "the accuracy": accuracy,
-            "the modes that you leave": ", ".join(f"“{name}” (now {MODES[m.training]})" for name, m in left.items()),
-        }
+            "the modes that you leave": ", ".join(f"{name} (now {MODES[one.training]})" for name, one in left.items()),
+        }  # fmt: skip
         yield Turn(case, facets)
 
 
 def _batches(model: nn.Module, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """Make batches whose predictions are unsure, but no tie even in bf16; the first of each are right."""
-    inputs = torch.randn(400, 12, generator=generator)
+    inputs = torch.randn(2000, 12, generator=generator)
     (best, second), (classes, _) = (one.detach().T for one in model(inputs).topk(2))
     clear = (best - second).argsort(descending=True)[: sum(SIZES)]
     split = zip(inputs[clear].split(SIZES), classes[clear].split(SIZES), HITS, strict=True)
@@ -87,9 +88,9 @@ def _watch(model: nn.Module) -> dict[str, set[str]]:
     seen: dict[str, set[str]] = {}
 
     def look(layer: nn.Module, args: Any, output: Tensor) -> None:
-        grad = f"gradients were {'on' if torch.is_grad_enabled() else 'off'}"
+        grad = "gradients were on" if torch.is_grad_enabled() else "gradients were off, but not by inference mode"
         noted = {
-            "the mode of the model and its layers": {MODES[layer.training]},
+            "the mode": {MODES[layer.training]},
             "the dtype of the weights": {show_value(one.dtype) for one in layer.parameters()},
             "the dtype of the layers' outputs": {show_value(output.dtype)},
             "the gradient mode": {"inference mode was on" if torch.is_inference_mode_enabled() else grad},
@@ -108,10 +109,10 @@ HIT, COUNT = "hits += (model(inputs).argmax(dim=-1) == targets).sum().item()", "
 
 evaluate_right.judge_by(
     right=right, play=play, tolerance=1e-5, said={
-        "the state of the model afterwards": "your code changed weights or buffers of the model: leave them as you found them",
+        "the state of the model afterwards": "your code changed weights, buffers or settings of the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
-        "the gradient mode in the forward pass": "{case}, {got} in the forward pass: run all of it in `torch.inference_mode()`",
-        "the modes that you leave": "{case}, these of its `named_modules()` are in another mode afterwards: {got}",
+        "the gradient mode in the forward pass": "{case}, in the forward pass {got}: the card asks for `torch.inference_mode()`",
+        "the modes that you leave": "{case}, your code left these in another mode: {got}",
     }, mistakes=[
         Mistake("no eval()", breaks="in eval mode", edits={EVAL: "pass"},
                 told="dropout and batch norm ran as in training: call `model.eval()` first, which reaches every layer"),
@@ -121,23 +122,28 @@ evaluate_right.judge_by(
                 told="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
         Mistake("records graphs", breaks="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
                 told="autograd recorded the whole evaluation and kept its activations: run it in `torch.inference_mode()`"),
-        Mistake("mean of the batches' accuracies", breaks="over all batches",
-                edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
+        Mistake("mean of accuracies", edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
                 told="the small last batch got as much weight as a full one: add up the right answers and divide once"),
         Mistake("all batches as large as the first", edits={COUNT: "count += len(batches[0][1])"},
                 told="not every batch is as large as the first, and the last one is smaller: add up `len(targets)`"),
+        Mistake("only the first batch", edits={COUNT: f"{COUNT}\nbreak"},
+                told="this is the accuracy of the first batch: go through all of them before you return"),
+        Mistake("only the last batch", edits={HIT: HIT.replace("+=", "="), COUNT: "count = len(targets)"},
+                told="this is the accuracy of the last batch: add up over all of them"),
+        Mistake("not divided", edits={RETURN: "return hits"},
+                told="this is the number of right answers: divide it by the number of all targets"),
+        Mistake("integer division", edits={RETURN: "return hits // count"},
+                told="your accuracy is always 0: if you divide by `//`, use `/`; else see whether you compare predicted classes"),
         Mistake("percent", breaks="from 0 to 1", edits={RETURN: "return 100 * hits / count"},
                 told="your accuracy is in percent: the card asks for a share, from 0 to 1"),
         Mistake("share of wrong answers", edits={RETURN: "return 1 - hits / count"},
                 told="this is the share of wrong predictions: the accuracy is the share of right ones"),
-        Mistake("divides by the number of batches", edits={COUNT: "count += 1"},
-                told="this is the number of right answers per batch: divide by the number of all targets instead"),
         Mistake("left in eval mode", breaks="as you found them", edits={RESTORE: "pass"},
                 told="the next epoch would train in eval mode: remember every layer's mode before `eval()`, and put them back"),
         Mistake("always back to train mode", edits={RESTORE: "model.train()"},
                 told="the model was in eval mode and is now in train mode: remember every layer's mode, and put it back"),
         Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
-                told="the model is back in train mode, and its layers are not: put `training` back in all of `model.modules()`"),
+                told="the model itself has its old mode, and its layers are in eval mode: put back each of `model.modules()`"),
         Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
                 told="a layer lost its own mode: `model.train(…)` gives all one mode. Put each layer's own `training` back"),
     ],

@@ -27,7 +27,7 @@ honest_timing = Exercise(
 LAUNCH, HICCUP = 0.0002, 0.25  # seconds: to put a step into the queue; when the operating system interrupts one
 CASES = (  # how many warm-up steps; seconds to load a batch; how long each timed step takes
     (3, 0.03, (1.1, 1.4, 1.0, 1.5, 1.2, HICCUP, 1.3, 1.6, 1.05, 1.45, 1.25)),
-    (2, 0.001, (1.1, 1.3, 1.0, 1.2, HICCUP, 1.6)), (0, 0.002, (1.2,)),
+    (2, 0.001, (1.1, 1.3, 1.0, 1.2, HICCUP, 1.6)), (0, 0.002, (1.2, 1.0)), (1, 0.002, (1.3,)),
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     for warmup, load, times in CASES:
         pace = draw.uniform(0.006, 0.008)
         costs = [*[0.5, 0.2, 0.2][:warmup], *(time if time == HICCUP else pace * time for time in times)]
-        machine = PretendMachine(costs, load, draw.uniform(0, 10), busy=0.0 if warmup else 0.04)
+        machine = PretendMachine(costs, load, draw.uniform(0, 10), busy=0.0 if warmup else 0.4)
         calls = machine.step, machine.next_batch, machine.synchronize, machine.clock
         case = f"with warmup={warmup} and repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
         seconds = read_number(call_answer(answer, case, *calls, warmup, len(times)), case)
@@ -94,7 +94,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         yield Turn(case, facets, {}, {"seconds": seconds} if machine.looks else {})
 
 
-WARM, LOAD, STEP = "for _ in range(warmup):", "batch = next_batch()", "step(batch)"
+WARM, REPEAT, LOAD, STEP = "for _ in range(warmup):", "for _ in range(repeats):", "batch = next_batch()", "step(batch)"
 IDLE, DONE = "synchronize()  # the device is idle", "synchronize()  # the work is done"
 RETURN = "return statistics.median(samples)"
 SAID = {"the clock that you read": "`clock()` was never read: use the `clock` that you are given, this machine's own"}
@@ -107,17 +107,22 @@ honest_timing.judge_by(
                 told="the clock stopped before the work was done, for `step` only queues it: call `synchronize()` after it"),
         Mistake("clock started on a busy device", breaks="any work still in the queue", edits={IDLE: "pass"},
                 told="the clock started with earlier work still in the queue: call `synchronize()` before `start = clock()`"),
+        Mistake("busy without warm-up", edits={IDLE: f"if warmup:\n    {IDLE}"},
+                told="without warm-up steps, the clock started on a busy device: call `synchronize()` first in any case"),
         Mistake("loading timed", breaks="leave out the loading of batches", edits={LOAD: "pass", STEP: "step(next_batch())"},
                 told="loading the batch is in your measurement: call `next_batch()` before you read the clock"),
-        Mistake("warm-up among the samples", breaks="which do not count",
-                edits={WARM: "for _ in range(0):", "for _ in range(repeats):": "for _ in range(warmup + repeats):"},
+        Mistake("warm-up among the samples", edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
                 told="the warm-up steps are among your samples: take samples only of the `repeats` steps after them"),
         Mistake("mean instead of median", breaks="the median time", edits={RETURN: "return statistics.mean(samples)"},
                 told="the operating system interrupted one step for 250 ms, and the mean shows it: take the median"),
+        Mistake("milliseconds", breaks="in seconds", edits={RETURN: "return 1000 * statistics.median(samples)"},
+                told="this is the time in milliseconds, and the card asks for seconds"),
+        Mistake("one sample too few", edits={RETURN: "return statistics.median(samples[1:])"},
+                told="this is the median without the first of the `repeats` steps: counted from 0, it is step number `warmup`"),
         Mistake("the upper of two", edits={RETURN: "return statistics.median_high(samples)"},
                 told="the median of 6 samples is the mean of the middle two, and this is the larger one"),
         Mistake("the lower of two", edits={RETURN: "return statistics.median_low(samples)"},
-                told="the median of 6 samples is the mean of the middle two, and this is the smaller (so is `torch.median`)"),
+                told="of 6 samples, the median is the mean of the middle two: this is the smaller, which `torch.median` gives"),
         Mistake("the fastest step", edits={RETURN: "return min(samples)"},
                 told="this is the time of the fastest step, as `timeit` suggests: the card asks for the median"),
     ],

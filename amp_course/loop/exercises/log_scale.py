@@ -9,6 +9,7 @@ from torch import nn
 
 from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, read_number, read_pair
+from amp_course.loop.exercises.add_autocast import COUNT, SAID
 
 log_scale = Exercise(
     chapter="loop", name="log_scale", number=4, title="Log the scale and the skipped steps", difficulty=3, importance=4,
@@ -38,8 +39,8 @@ INF, NAN = float("inf"), float("nan")
 GRADIENTS = {
     "with finite gradients": (1.0, 1.0, 1.0), "after which the scale grows": (2.0, 0.5, 1.0),
     "with inf in the second gradient": (1.0, INF, 1.0), "with NaN in the second gradient": (1.0, NAN, 1.0),
-    "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0), "with gradients of 1e30": (1e30, 1e30, 1e30),
-    "with -inf in the first gradient": (-INF, 1.0, 1.0), "with NaN in all gradients": (NAN, NAN, NAN),
+    "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0), "with -inf in the first gradient": (-INF, 1.0, 1.0),
+    "with gradients of 1e30": (1e30, 1e30, 1e30), "with NaN in all gradients": (NAN, NAN, NAN),
     "with inf in the second parameter group": (1.0, 1.0, INF), "with finite gradients at last": (2.0, 1.0, 1.0),
 }  # fmt: skip
 
@@ -59,14 +60,16 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             if gradient is not None:
                 parameter.grad = scaler.get_scale() * torch.tensor([draw.random() * (gradient != 0.0), gradient])
         scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
+        if type(skipped) is int and skipped in (0, 1):
+            skipped = bool(skipped)
         facets = {
             "the vector of weights after the step": flat(parameters),
             "the number of gradients that are left": sum(parameter.grad is not None for parameter in parameters),
-            "the scale for the next step": scaler.get_scale(),
+            "the scale for the next step": scaler.get_scale(), COUNT: scaler._get_growth_tracker(),
             "the scale that you return": read_number(scale, case, "the scale that you return is"),
             "what you return for “skipped”": read_bool(skipped, case, subject="what you return for “skipped” is"),
             "the number of hooks and wrappers that you leave on the optimizer": _left(optimizer),
-        }
+        }  # fmt: skip
         yield Turn(case, facets)
 
 
@@ -80,30 +83,31 @@ USED, STEP, UPDATE = "used = scaler.get_scale()", "scaler.step(optimizer)", "sca
 RETURN = "return used, scaler.get_scale() < used"
 ALL = "[p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]"
 DECIDE = f"grads = [p.grad for p in {ALL}]\nreturn used, "
+PARTS = {  # an own test for overflow looks only at → the test
+    "the first gradient": "not grads[0].isfinite().all()", "the last gradient": "not grads[-1].isfinite().all()",
+    "the first group": "not all(g.isfinite().all() for g in grads[:2])",
+}  # fmt: skip
 
 log_scale.judge_by(
-    right=right, play=play, mistakes=[
-        Mistake("scale read after the update", breaks="the scale that this step used",
-                edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
+    right=right, play=play, said={COUNT: SAID[COUNT]}, mistakes=[
+        Mistake("scale read after the update", edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
                 told="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in place)"),
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
                 told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
         Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
-                told="“skipped” is True at every step: compare the scale before and after `update()`, which only a skip makes "
-                "smaller. What `scaler.step` returns does not tell you: it is None either way"),
+                told="“skipped” is True at every step: compare the scale before and after: only a skip makes it smaller"),
         Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
                 told="your second value is True when the step was taken: the card asks for the opposite"),
         Mistake("never skipped", edits={RETURN: "return used, False"},
-                told="“skipped” is never True: test whether the scale after `update()` is smaller (`<`) than before the step"),
+                told="“skipped” is never True: see if `update()` made the scale smaller (by whatever factor, not just by 0.5)"),
         Mistake("looks for inf only", edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
                 told="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
-        Mistake("looks at the first gradient only", edits={RETURN: f"{DECIDE}not grads[0].isfinite().all()"},
-                told="the first gradient is finite, and another is not: one bad number in any of them makes the scaler skip"),
+        *[Mistake(f"looks at {part} only", edits={RETURN: f"{DECIDE}{test}"},
+                  told="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
+          for part, test in PARTS.items()],
         Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
                 told="the step was taken: each gradient is finite, though a norm or an fp16 copy may not be: compare the scale"),
-        Mistake("steps by hand", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+        Mistake("steps by hand", breaks="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
-        Mistake("update without a step", breaks="it does both", edits={STEP: "pass"},
-                told="this `scaler.update()` had no `scaler.step(optimizer)` before it: call each of them once, the step first"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.audit.scene import Scene
+from amp_course.audit.scene import Scene, flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer
 
 accumulate = Exercise(
@@ -53,18 +53,24 @@ PASSES = (  # first and last batch, `every`, max_norm, case
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Make the passes. The scale is small, so that unscaled gradients show if they are left in the next sum."""
-    scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 8.0, "growth_interval": 2})
+    scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
     scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
     scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
     sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
+    used: list[torch.Tensor] = []  # the gradients at the steps, as the reader's own hooks leave them
+    parameters = [*scene.model.parameters()]
+    scene.optimizer.register_step_post_hook(
+        lambda *_: used.append(flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters))
+    )
     for first, end, every, limit, case in PASSES:
-        scene.optimizer.zero_grad()
+        used.clear()
         with scene.watch() as update:
             arguments = scene.model, sized[first:end], scene.loss_fn, scene.optimizer, scene.scaler, every, limit
             call_answer(answer, case, *arguments)
-        facets = scene.facets(update)
+        facets = scene.facets(update) | {"the gradient at the step": [*used]}
         facets["the number of forward passes"] = len(scene.layer_dtypes)
-        yield Turn(case, facets, clues={"gradients": facets["the gradient at the step"]})
+        clues = {"gradients": [*used]} if limit > 1 else {}  # the last pass may begin with what an earlier one left
+        yield Turn(case, facets, clues=clues)
 
 
 LOOP, ROWS = "for start in range(0, len(batches), every):", "rows = sum(len(targets) for _, targets in group)"
@@ -73,15 +79,15 @@ SCALE, UNSCALE = "scaler.scale(loss * len(targets) / rows).backward()", "scaler.
 CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
 UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
 
-LOSS_IN_REGION = {
+SAID = {
+    "the dtype that the first layer computes in": "the dtype that the first layer computes in is {got}: run the model in an fp16 "
+    "autocast region, and name its dtype, `torch.float16`, which is not the default on every device",
     "the dtype that the loss is computed in": "the dtype that the loss is computed in is {got}: call `loss_fn` inside the "
-    "region, where autocast computes it in float32"
+    "region, where autocast computes it in float32",
 }
 
 accumulate.judge_by(
-    right=right, play=play, tolerance=1e-2, said=LOSS_IN_REGION, mistakes=[
-        Mistake("no autocast", breaks="in fp16", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32: put the model's call and the loss into an fp16 autocast region"),
+    right=right, play=play, tolerance=1e-2, said=SAID, mistakes=[
         Mistake("one region around all", answer=torch.autocast("cpu", dtype=torch.float16)(right),
                 told="one region is around several updates, and its cache keeps old fp16 weights: open one for each micro-batch"),
         Mistake("backward inside the region", edits={SCALE: f"{REGION}\n    {SCALE}"},
@@ -112,6 +118,12 @@ accumulate.judge_by(
                 told="you clipped after every micro-batch, which changes their shares in the sum: clip once, after the last"),
         Mistake("no clipping", edits={CLIP: "pass"},
                 told="the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` and the step"),
+        Mistake("clips values", edits={CLIP: "nn.utils.clip_grad_value_(model.parameters(), max_norm)"},
+                told="each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by `clip_grad_norm_`"),
+        Mistake("clips each parameter", edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
+                told="each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for all parameters"),
+        Mistake("tail not cleared", edits={CLEAR: "if len(group) == every:\n    optimizer.zero_grad()"},
+                told="the short last group's gradients were kept, and are in the next pass's sum: clear after every group"),
         Mistake("never clears", edits={CLEAR: "pass"},
                 told="the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after each update"),
         Mistake("clears only after a step",

@@ -91,6 +91,7 @@ PARAMETERS = 'parameters = [p for group in groups for p in group["params"] if p.
 UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(parameters, max_norm)"
 IF, STEP, UPDATE, RETURN = "if norm.isfinite():", "scaler.step(one)", "scaler.update()", "return norm"
 UNCLIPPED = CLIP.replace("max_norm", "math.inf")
+BY_HAND = "[p.grad.mul_(min(1.0, max_norm / float(norm))) for p in parameters]"
 APART = "[clip_grad_norm_([p for g in one.param_groups for p in g['params']], max_norm) for one in optimizers]"
 OWN_NORMS = f"norm = torch.stack({APART}).norm()"
 UNSCALES_LATE = f"{CLIP}\nfor one in optimizers:\n    scaler.unscale_(one)"
@@ -118,7 +119,9 @@ clip_both.judge_by(
         Mistake("never unscales", edits={UNSCALE: "pass"}, told=SCALED),
         Mistake("unscales after clipping", edits={UNSCALE: "pass", CLIP: UNSCALES_LATE}, told=SCALED),
         Mistake("no clipping", breaks="clip all gradients", edits={CLIP: UNCLIPPED},
-                told="the gradients were not clipped: call `clip_grad_norm_` with `max_norm`, before the steps"),
+                told="the gradients were not clipped: call `clip_grad_norm_` before the steps (an iterator may be used up)"),
+        Mistake("sum of norms", edits={CLIP: f"norm = sum(p.grad.norm() for p in parameters)\n{BY_HAND}"},
+                told="you added up the norms of the parameters' gradients: take the root of the sum of their squares"),
         Mistake("always to max_norm", edits={CLIP: f"{UNCLIPPED}\nfor p in parameters:\n    p.grad *= max_norm / norm"},
                 told="gradients below the limit were made larger: clip only if the norm exceeds `max_norm`"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},

@@ -74,6 +74,27 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     leaves = [module for module in model.modules() if not [*module.children()]]
     layers = {part: [leaf for leaf in leaves if vars(leaf).get("part") == part] for part in PARTS}
     yield Turn("", {f"the number of the {part}'s layers in `model.modules()`": len(layers[part]) for part in PARTS})
+
+    if not callable(method := getattr(model, "trainable", None)):
+        raise Wrong(f"`model.trainable` is a {type(method).__name__}, not a method: write `def trainable(self): …`")
+    got = call_answer(method, "at `trainable()`")
+    given = list(got) if isinstance(got, Iterable) and not isinstance(got, nn.Module) else [got]
+    if others := [type(one).__name__ for one in given if not isinstance(one, nn.Parameter)]:
+        kind = "None" if given == [None] else f"a {others[0]}"
+        raise Wrong(f"`trainable()` gives the optimizer {kind} where a parameter belongs")
+    frozen = [p for p in model.parameters() if all(p is not one for one in given)]
+
+    def state() -> dict[str, Any]:
+        dtypes = [" and ".join(sorted({dtype_name(p.dtype) for p in part if p.dim() > 1})) for part in (given, frozen)]
+        return {
+            "the dtype of the head's parameters": dtypes[0],
+            "the number of the head's parameters that require gradients": sum(p.requires_grad for p in given),
+            "the dtype of the backbone's matrices": dtypes[1],
+            "the number of the backbone's parameters that require gradients": sum(p.requires_grad for p in frozen),
+        }
+
+    own = {"the number of these that are the model's own": len([*model.parameters()]) - len(frozen)}
+    yield Turn("in a new model", {"the number of parameters that `trainable()` returns": len(given), **own, **state()})
     norms = {part: [m for m in layers[part] if isinstance(m, nn.BatchNorm1d)] for part in PARTS}
     first = modes(layers["backbone"])
     for mode in (True, False):
@@ -85,33 +106,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the mode of the backbone's layers": modes(layers["backbone"]),
             "the mode of the head's layers": modes(layers["head"]),
         }
-        yield Turn(case, facets)
+        yield Turn(case, facets | state())
     yield Turn("before the first call of `train`", {"the mode of the new backbone's layers": first})
-
-    if not callable(method := getattr(model, "trainable", None)):
-        raise Wrong(f"`model.trainable` is a {type(method).__name__}, not a method: write `def trainable(self): …`")
-    got = call_answer(method, "at `trainable()`")
-    given = list(got) if isinstance(got, Iterable) and not isinstance(got, nn.Module) else [got]
-    if others := [type(one).__name__ for one in given if not isinstance(one, nn.Parameter)]:
-        kind = "None" if given == [None] else f"a {others[0]}"
-        raise Wrong(f"`trainable()` gives the optimizer {kind} where a parameter belongs")
-    frozen = [p for p in model.parameters() if all(p is not one for one in given)]
-    matrices = [p for p in frozen if p.dim() > 1]
-    dtypes = [" and ".join(sorted({dtype_name(p.dtype) for p in part})) for part in (given, matrices)]
-    facets = {
-        "the number of parameters that `trainable()` returns": len(given),
-        "the number of these that are the model's own": len([*model.parameters()]) - len(frozen),
-        "the dtype of the head's parameters": dtypes[0],
-        "the number of the head's parameters that require gradients": sum(p.requires_grad for p in given),
-        "the dtype of the backbone's matrices": dtypes[1],
-        "the number of the backbone's parameters that require gradients": sum(p.requires_grad for p in frozen),
-    }
-    yield Turn("", facets)
 
     for enabled, case in ((False, "with no region around your model"), (True, "in an fp16 region around your model")):
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16, enabled=enabled):
             got = call_answer(model, case, inputs[0])
-        yield Turn(case, {"the output": read_tensor(got, case, "logits", (12, 5), "`model(inputs)` returned").float()})
+        output = read_tensor(got, case, "logits", (12, 5), "`model(inputs)` returned").float()
+        yield Turn(f"after a pass {case}", {"the output": output, **state()})
 
     model.train()
     before, case = flat(given), "in training, in an fp16 region"
@@ -142,7 +144,11 @@ FEATURES, RETURN = "features = self.backbone(inputs)", "return self.head(feature
 MODE, EVAL, TRAINABLE = "super().train(mode)", "self.backbone.eval()", "return self.head.parameters()"
 
 frozen_layers.judge_by(
-    right=Right, play=play, tolerance=1e-2, mistakes=[
+    right=Right, play=play, tolerance=1e-2,
+    said={"the dtype of the head's parameters": "{case}, the head's parameters are in {got}, and the scaler refuses to unscale "
+          "gradients in fp16: keep the head in float32, and call `.half()` on the backbone alone",
+          "the dtype of the backbone's matrices": "{case}, backbone matrices are in {got}: call `backbone.half()` in `__init__`"},
+    mistakes=[
         Mistake("hidden in a list",
                 edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",
                        EVAL: "self.kept[0].eval()"},
@@ -163,16 +169,12 @@ frozen_layers.judge_by(
                 told="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
         Mistake("last layer only", edits={TRAINABLE: "return self.head[-1].parameters()"},
                 told="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
-        Mistake("all in fp16", breaks="a float32 head", edits={HEAD: "self.head = head.half()"},
-                told="the head is in fp16, whose gradients the scaler refuses to unscale: call `.half()` on the backbone alone"),
-        Mistake("some matrices in fp32", edits={HALF: "self.backbone = backbone.requires_grad_(False)\nbackbone[0].half()"},
-                told="only a part of the backbone's matrices is in fp16: `backbone.half()` reaches all of them"),
         Mistake("all frozen", breaks="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
                 told="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
         Mistake("backbone in fp32", breaks="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},
-                told="the backbone is in float32. A frozen one is as good in fp16, in half the memory: call `backbone.half()`"),
+                told="the backbone is in float32. Frozen, it works as well in fp16, in half the memory: `backbone.half()`"),
         Mistake("not frozen", breaks="`requires_grad` False", edits={HALF: HALF.replace(".requires_grad_(False)", "")},
-                told="the backbone's parameters require gradients for nothing: `backbone.requires_grad_(False)`"),
+                told="the backbone's parameters need no gradients, but require them: `backbone.requires_grad_(False)`"),
         Mistake("no_grad around all", edits={RETURN: f"with torch.no_grad():\n    {RETURN}"},
                 told="the output has no graph, so the head cannot be trained: only the backbone's pass may be under `no_grad`"),
         Mistake("no region of its own", breaks="without an fp16 region",

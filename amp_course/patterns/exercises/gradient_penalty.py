@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from amp_course.audit.scene import Scene
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, show_number
-from amp_course.patterns.exercises.accumulate import LOSS_IN_REGION
+from amp_course.patterns.exercises.accumulate import SAID
 
 gradient_penalty = Exercise(
     chapter="patterns", name="gradient_penalty", number=3, title="A gradient penalty", difficulty=4, importance=3, minutes=15,
@@ -76,9 +76,7 @@ TOTAL, BACKWARD = "total = loss + weight * penalty", "scaler.scale(total).backwa
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 
 gradient_penalty.judge_by(
-    right=right, play=play, tolerance=1e-2, said=LOSS_IN_REGION, mistakes=[
-        Mistake("no autocast", breaks="in fp16", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32: put the model's call and the loss into an fp16 autocast region"),
+    right=right, play=play, tolerance=1e-2, said=SAID, mistakes=[
         Mistake("everything inside the region", answer=torch.autocast("cpu", dtype=torch.float16)(right),
                 told="`backward()` ran inside the autocast region: end the `with` block after the loss, or after the penalty"),
         Mistake("norm of scaled gradients", breaks="whatever the scale", edits={DIVIDE: "gradients = scaled"},
@@ -92,8 +90,10 @@ gradient_penalty.judge_by(
                 told="the second pass was not scaled, and `scaler.step` divides anyway: call `scaler.scale(total).backward()`"),
         Mistake("no graph", edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
                 told="the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, create_graph=True)`"),
+        Mistake("graph freed", edits={GRAD: GRAD.replace(", create_graph=True", "")},
+                told="the first pass freed its graph, and its gradients have none: call `autograd.grad(…, create_graph=True)`"),
         Mistake("detached", edits={TOTAL: "total = loss + weight * penalty.item()"},
-                told="the penalty has no effect, as it was cut from its graph: use no `detach`, `item` or `no_grad` on the way"),
+                told="the penalty was cut from its graph: use no `detach`, `item`, `no_grad` or `get_total_norm` on the way"),
         Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, told="the penalty is not multiplied by `weight`"),
         Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, told="the penalty is the norm squared: take the root"),
         Mistake("sum of norms", breaks="the norm is that of all gradients together",

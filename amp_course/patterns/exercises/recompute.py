@@ -124,11 +124,8 @@ recompute.judge_by(
         Mistake("no graph", edits={LINE: LINE.replace("False", "True")},
                 told="the output has no graph. It was made under `no_grad`, or detached, or `checkpoint(…, "
                 "use_reentrant=True)` made it: that one needs an input that requires a gradient, and data does not"),
-        Mistake("first block plain",
-                edits={LINE: "inputs = block(inputs) if block is blocks[0] else checkpoint(block, inputs, use_reentrant=True)"},
-                told="the first block did not run again: checkpoint it, too; with `use_reentrant=False`, data will do as input"),
         Mistake("last block plain", edits={LINE: f"{LINE} if block is not blocks[-1] else block(inputs)"},
-                told="the last block did not run again (`checkpoint_sequential` leaves it out): give each its own `checkpoint`"),
+                told="the last block did not run again (nor does it in `checkpoint_sequential`): give each its own `checkpoint`"),
         Mistake("all in one", breaks="keep only each block's input",
                 answer=lambda blocks, x: checkpoint(nn.Sequential(*blocks), x, use_reentrant=False),
                 told="all blocks are in one checkpoint, so all run again at once and keep as much as without: give each its own"),

@@ -16,8 +16,8 @@ resume_mid_accumulation = Exercise(
     importance=3, minutes=15, lines=18, takes="value",
     task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that may stop in the middle of an "
     "accumulation. `save_midway(path, model, optimizer, scaler, micro_step)` must not change the run. `load_midway(path, "
-    "model, optimizer, scaler)` puts a new run where the old one was, to the last bit, gradients included, and returns the "
-    "micro-step. `torch.load(path, weights_only=True)` must accept the file.",
+    "model, optimizer, scaler)` puts these three of a new run where the old ones were, to the last bit, gradients included, "
+    "and returns the micro-step; the random state is the caller's. `torch.load(path, weights_only=True)` must accept the file.",
     hints=(
         "What is there in the middle of a group that is not there between two updates? No `state_dict()` holds it.",
         "Save `{name: p.grad for name, p in model.named_parameters()}` unchanged: scaled, and None where there is none.",
@@ -108,7 +108,7 @@ resume_mid_accumulation.judge_by(
     said={"what the save changes": "saving changed {got}, and a save should only read the run",
           "the optimizer after loading": "after loading, the optimizer does not remember what the saved one did",
           "the modes of the layers after loading": "loading changed the mode of a layer: leave all modes to the training",
-          "what the optimizer steps": "after loading, the optimizer no longer steps the model's parameters, so training moves "
+          "what the optimizer steps": "after loading, the optimizer no longer updates the model's parameters, so training moves "
           "nothing: copy into the parameters that are there"},
     mistakes=[
         Mistake("no gradients", breaks="gradients included", answer=wrong({GRADIENT: "pass"}),

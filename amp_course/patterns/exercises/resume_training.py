@@ -88,8 +88,9 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 step = answer(path, *training.parts)
                 back = "something else"
                 back = "the step" if read_integer(step) == 3 else back
+            where = "with a wrong step" if "`step`" in case else "from somewhere else"
             ran = "code in the file" if Path(folder, "ran").exists() else "nothing"
-            yield Turn("", {"what is run": ran, "what comes back": back}, {"file": case})
+            yield Turn("", {"what is run": ran, "what comes back": back}, {"file": case, "where": where})
 
 
 def swallowed(errors: type[Exception], *training: Any) -> Any:
@@ -112,9 +113,9 @@ resume_training.judge_by(
           "and change nothing in it afterwards, as `scheduler.step()` would",
           "the random state after the resume": "the random state is not `rng` in the file: restore that last of all",
           "the modes of the layers after the resume": "the resume changed the mode of a layer: leave all modes to the training",
-          "what the optimizer steps": "the optimizer no longer steps the model's parameters, so training moves nothing",
+          "what the optimizer steps": "the optimizer no longer updates the model's parameters, so training moves nothing",
           "what is run": "{file} was loaded, and the code ran",
-          "what comes back": "no error was raised for {file}, and the training would go on from somewhere else"},
+          "what comes back": "no error was raised for {file}, and the training would go on {where}"},
     mistakes=[
         Mistake("scaler not loaded", edits={SCALER: "pass"},
                 told="the scaler was not loaded, so the run skips steps to find its scale again: call its `load_state_dict`"),
@@ -134,7 +135,7 @@ resume_training.judge_by(
                   told=f"every layer is in {mode} mode after the resume, whatever it was in before: leave the modes as they are")
           for mode, method in (("eval", "eval"), ("training", "train"))),
         Mistake("other parameters", edits={MODEL: 'model.load_state_dict(saved["model"], assign=True)'},
-                told="the optimizer steps other parameters than the model's: copy into those there are, without `assign=True`"),
+                told="the optimizer updates parameters that are not the model's: copy into those, without `assign=True`"),
         Mistake("next step", breaks="return the step", edits={RETURN: f"{RETURN} + 1"},
                 told="you return one more than the step in the file"),
         Mistake("runs code", breaks="no code in it runs", edits={LOAD: LOAD.replace("True", "False")},

@@ -86,7 +86,7 @@ def call_load(load: Any, case: str, *arguments: Any) -> Any:
             raise
         raise Wrong(
             f"{case}, `update` or `step` of the new scaler raises an error, since it has not scaled a loss yet: restore it with "
-            "its `load_state_dict`, and call nothing else of it"
+            "its `load_state_dict`, and call none of its other methods"
         ) from failed.__cause__
 
 

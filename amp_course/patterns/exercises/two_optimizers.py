@@ -60,20 +60,20 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
     optimizers: list[Any] = [torch.optim.SGD(own, lr=0.05, momentum=0.9) for own in (parameters[:4], parameters[4:])]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
-    factors, runs, losses = [1.0, 1.0, 1.0], list[str](), list[str]()
+    factors, runs, outputs, losses = [1.0, 1.0, 1.0], list[str](), list[str](), list[str]()
     body[0].register_forward_hook(lambda module, args, output: runs.append(dtype_name(output.dtype)))
     for place, head in enumerate(heads):
+        head.register_forward_hook(lambda module, args, output: outputs.append(dtype_name(output.dtype)))
         head.weight.register_hook(lambda gradient, place=place: gradient * factors[place])
     heads[0].register_forward_hook(lambda module, args, output: output * factors[2])
 
-    def loss_fn(outputs: Tensor, target: Tensor) -> Tensor:
-        losses.append(dtype_name((loss := nn.functional.cross_entropy(outputs, target)).dtype))
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        losses.append(dtype_name((loss := nn.functional.cross_entropy(output, target)).dtype))
         return loss
 
     for number, (*factors[:], where) in enumerate((CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN), 1):
         case = f"in iteration {number}{where}"
-        runs.clear()
-        losses.clear()
+        runs[:], outputs[:], losses[:] = [], [], []
         inputs = torch.randn(8, 12, generator=generator)
         targets = [torch.randint(0, classes, (8,), generator=generator) for classes in (4, 3)]
         with Observer(Training(lambda: None, [body, *heads], optimizers, [scaler], [])) as observer:
@@ -81,7 +81,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         gradients = [[step.gradient.values.clone() for step in observer.update.steps(place)] for place in (0, 1)]
         facets = {
             "the number of forward passes of the body": len(runs),
-            "the dtype that the body computes in": " and ".join(sorted({*runs})),
+            "the dtype that body and heads compute in": " and ".join(sorted({*runs, *outputs})),
             "the dtype that the losses are computed in": " and ".join(sorted({*losses})) or "unknown",
             "the dtype of the weights": " and ".join(sorted({dtype_name(p.dtype) for p in parameters})),
             "the number of backward passes in the region": sum(one.in_autocast for one in observer.update.backwards),
@@ -100,9 +100,10 @@ FIRST, SECOND = "scaler.scale(losses[0]).backward(retain_graph=True)", "scaler.s
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 
 two_optimizers.judge_by(
-    right=right, play=play, tolerance=1e-2, mistakes=[
-        Mistake("no autocast", breaks="in fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32: put body, heads and losses into the autocast region"),
+    right=right, play=play, tolerance=1e-2,
+    said={"the dtype that body and heads compute in": "{case}, body and heads compute in {got}: put them and their losses into "
+          "the autocast region, and name its dtype, `torch.float16`"},
+    mistakes=[
         Mistake("runs the body twice", breaks="The body runs once",
                 edits={SECOND: f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), targets[1])\n{SECOND}"},
                 told="the body ran once for each head: both heads can use the same features"),
@@ -138,7 +139,7 @@ two_optimizers.judge_by(
         Mistake("leaves out a bad loss", edits={FIRST: f"if losses[0].isfinite():\n    {FIRST}"},
                 told="a loss that was not finite was left out, and the body stepped on the other: call `backward()` on both"),
         Mistake("steps both by hand", edits={STEP: "optimizer.step()"},
-                told="`scaler.update()` found no `scaler.step` before it: call that for both, not `step()`, and then update"),
+                told="`scaler.update()` found no `scaler.step` since the last update: call that for both, then update once"),
         Mistake("steps the second by hand", edits={STEP: f"{STEP} if optimizer is optimizers[0] else optimizer.step()"},
                 told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
         Mistake("never clears", edits={CLEAR: "pass"},

@@ -16,8 +16,7 @@ choose_recipe = Exercise(
     task="Fill in `choose_recipe`: which recipe would you start from in each of six situations? Give its name, such as 'o1'.",
     hints=(
         "Ask first which 16-bit format the hardware computes in, then what dies, then what takes too much memory.",
-        "Gradients or activations out of range: bf16, or a scaler. Updates lost: float32 weights somewhere. Memory between "
-        "steps: count the bytes, as in `count_bytes` of chapter 06.",
+        "Values out of range: bf16, or a scaler. Updates lost: float32 weights somewhere. Memory: count bytes, as in chapter 06.",
         "`amp_course.recipes.guide.recommend(hardware, model, symptom)` knows all six.",
     ),
     why="Three questions (which format, what dies, what is too large) take you from a machine and a symptom to a recipe.",
@@ -70,8 +69,7 @@ SITUATIONS = (
               "sharded or moved to the CPU.", {
         "amp_bf16": "AMP holds 16 bytes a parameter with Adam, as fp32 does: it shrinks activations, which are not the problem",
         "o2": "O2 looks smaller and is not: 2 + 2 + 4 + 4 + 4 bytes for weight, gradient, master and averages are 16 again",
-        "pure_bf16": "8 bytes a parameter fit, but rounding to nearest loses every update below half an ulp, late in training "
-        "most of them. Round at random",
+        "pure_bf16": "8 bytes a parameter fit, but rounding to nearest loses updates below half an ulp. Round at random",
     }),
     Situation("stalled", ("fp16_gpu", "any", "stalls"),
               "A V100, and a library that holds its model in fp16, which you cannot change. Gradients are scaled and finite. "
@@ -83,7 +81,7 @@ SITUATIONS = (
     Situation("too_coarse", ("bf16_gpu", "any", "coarse"),
               "An A100, and a model that is trained on its own output probabilities. Under AMP in bf16, rounding makes training "
               "and inference disagree. Activations and gradients are all far inside fp16's range.", {
-        "amp_bf16": "this is what you have: its 8 significand bits are the trouble, and its range gains nothing here",
+        "amp_bf16": "this is what you have: its 7 stored significand bits are the trouble, and its range gains nothing here",
         "pure_bf16_sr": "rounding is the trouble, and rounding weights at random adds noise to it",
         "o3": "fp16 has the bits, but O3 throws them away again: small updates are lost, exp and sums are computed in fp16",
     }),

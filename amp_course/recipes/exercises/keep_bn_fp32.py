@@ -17,7 +17,7 @@ keep_bn_fp32 = Exercise(
     importance=4, minutes=12, lines=10,
     task="Write `keep_bn_fp32(model)`: every batch norm keeps its float32 parameters and statistics unchanged, every other "
     "floating-point parameter and buffer becomes fp16, and the model takes float32 batches, or ids, as a loader gives them. "
-    "Return the model.",
+    "Return the model, not a wrapper around it.",
     hints=(
         "What do BatchNorm1d, 2d, 3d and SyncBatchNorm have in common? And what does a module hold that is not a parameter?",
         "All are `nn.modules.batchnorm._BatchNorm`. `module.parameters(recurse=False)` and `named_buffers(recurse=False)` are "
@@ -25,10 +25,8 @@ keep_bn_fp32 = Exercise(
         "`parameter.data = parameter.data.half()`, and `setattr(module, name, buffer.half())`. Then "
         "`model.register_forward_pre_hook(lambda model, args: tuple(… for a in args))`, which halves floating tensors only.",
     ),
-    why="A variance is a mean of squares: in fp16 it overflows once values reach a few hundred, and an inf in the running "
-    "statistics stays there.",
-    alternative="`model.half()`, then `bn.float()`, and load the saved `state_dict` of each batch norm back. Without the "
-    "loading, a trained model's statistics stay rounded.",
+    why="A variance is a mean of squares: in fp16 it overflows at values of a few hundred, and an inf in it stays there.",
+    alternative="`model.half()`, then `bn.float()`, and load each batch norm's saved `state_dict`, or it stays rounded.",
 )  # fmt: skip
 
 
@@ -81,23 +79,30 @@ class Net(nn.Module):
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """See what a model holds after the conversion, then what it makes of vectors and of ids, in training mode."""
     generator, model = torch.Generator().manual_seed(draw.getrandbits(31)), Net()
-    for name, (one, of_norm) in _held(model).items():  # as after a training: no fp16 numbers, and variances beyond fp16
+    for name, (one, module) in _held(model).items():  # as after a training: no fp16 numbers, and variances beyond fp16
         if one.is_floating_point():
             eighths = torch.randint(-8, 8, one.shape, generator=generator) + 0.5
             numbers = eighths / 8 + eighths.sign() * (1 + 2.0**-9 + 2.0**-11)
-            one.data.copy_(numbers.abs() * 7e4 if "running_var" in name and of_norm else numbers)
+            one.data.copy_(numbers.abs() * 7e4 if "running_var" in name and isinstance(module, _BatchNorm) else numbers)
     reference, got = copy.deepcopy(model), call_answer(answer, "", model)
     if not isinstance(got, nn.Module):
         raise Wrong(f"your function returned {'None' if got is None else f'a {type(got).__name__}'}: return the model")
-    facets: dict[str, Any] = {"the number of parameters and buffers": min(len(_held(got)), len(_held(reference)))}
-    facets |= {"the batch norms": {}, "the rest of the model": {}}
-    for (name, (before, of_norm)), (now, _) in zip(_held(reference).items(), _held(got).values(), strict=False):
-        facets["the batch norms" if of_norm else "the rest of the model"][name] = _became(now, before)
+    held, now = _held(reference), _held(got)
+    facets: dict[str, Any] = {LOST: next((name for name in held if name not in now), "nothing"), NORM: {}, REST: {}}
+    faults = dict[str, list[str]]({NORM: [], REST: []})
+    for name, (before, module) in held.items():
+        if name in now:
+            group = NORM if isinstance(module, _BatchNorm) else REST
+            wanted = before.half() if group == REST and before.is_floating_point() else before
+            facets[group][name], right_state = _state(now[name][0], before), _state(wanted, before)
+            faults[group] += _fault(f"`{name}` ({type(module).__name__})", facets[group][name], right_state)
     norms = [(one.eps, one.momentum, one.track_running_stats) for one in got.modules() if isinstance(one, _BatchNorm)]
     modes = {MODE: all(one.training for one in got.modules())}
-    yield Turn("", {**facets, "(eps, momentum, track_running_stats) of a batch norm": norms, **modes})
+    yield Turn("", {**facets, "(eps, momentum, track_running_stats) of a batch norm": norms, **modes},
+               {"seen": next((fault for group in faults.values() for fault in group), "")})  # fmt: skip
     ids = torch.randint(0, 10, (12, 4), generator=generator)
-    for what, batch in {"a float32 batch": torch.randn(12, 4, 9, generator=generator), "ids": ids}.items():
+    vectors = torch.randn(12, 4, 9, generator=generator)
+    for what, batch in {"a float32 batch": vectors, "int64 ids": ids, "int32 ids": ids.int()}.items():
         exact = reference(batch)
         try:
             near = (got(batch) - exact).abs().max() <= 0.05 * exact.abs().max()
@@ -107,17 +112,25 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         yield Turn("", {RUN: result}, {"batch": what})
 
 
-def _became(now: Tensor, before: Tensor) -> str:
+def _state(now: Tensor, before: Tensor) -> tuple[str, str, bool]:
+    """Return the dtype, what has become of the numbers, and `requires_grad`."""
     alike = [one.double().equal(now.detach().double()) for one in (before, before.half(), before.to(now.dtype))]
-    which = "unchanged" if alike[0] else "rounded" if any(alike) else "other numbers"
-    frozen = ", frozen" if isinstance(before, nn.Parameter) and not now.requires_grad else ""
-    return f"{show_value(now.dtype)} ({which}{frozen})" if before.is_floating_point() else show_value(now.dtype)
+    return show_value(now.dtype), "unchanged" if alike[0] else "rounded" if any(alike) else "changed", now.requires_grad
 
 
-def _held(model: nn.Module) -> dict[str, tuple[Tensor, bool]]:
-    """Return all that a model holds: "gain` of the `Net" → the tensor, and whether it is a batch norm's."""
+def _fault(one: str, got: tuple[str, str, bool], want: tuple[str, str, bool]) -> list[str]:
+    """Say what is wrong with one parameter or buffer, in a list that is empty if nothing is."""
+    if got[0] != want[0]:
+        return [f"{one} is {got[0]}, and should be {want[0]}"]
+    if got[1] != want[1]:
+        return [f"{one} is {got[0]}, but {got[1]}; it should be {want[1]}"]
+    return [] if got == want else [f"`requires_grad` of {one} was {want[2]}, and is {got[2]} now"]
+
+
+def _held(model: nn.Module) -> dict[str, tuple[Tensor, nn.Module]]:
+    """Return all that a model holds: its name → the tensor, and the module that it belongs to."""
     return {
-        f"{place}.{name}` of the `{type(module).__name__}".lstrip("."): (one, isinstance(module, _BatchNorm))
+        f"{place}.{name}".lstrip("."): (one, module)
         for place, module in model.named_modules()
         for name, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     }
@@ -125,29 +138,35 @@ def _held(model: nn.Module) -> dict[str, tuple[Tensor, bool]]:
 
 NORMS, BUFFERS = "if isinstance(module, _BatchNorm):", "if buffer.is_floating_point():"
 HOOK, RUN, MODE = "model.register_forward_pre_hook(_to_half)", "what the model makes of a batch", "the mode"
-SAID = {RUN: "given {batch}, the model {got}", MODE: "a module comes back in eval mode: leave all in training mode"}
+NORM, REST, LOST = "the batch norms", "the rest of the model", "what the model has lost"
+SAID = {
+    LOST: "the model that you return has no `{got}`. A wrapper changes the names in a `state_dict`: return the model itself",
+    NORM: "{seen}", REST: "{seen}", RUN: "given {batch}, the model {got}", MODE: "a module is in eval mode: keep all in training",
+}  # fmt: skip
 KINDS = "`isinstance(module, nn.modules.batchnorm._BatchNorm)` finds BatchNorm1d, 2d, 3d, SyncBatchNorm and subclasses"
 
 keep_bn_fp32.judge_by(
     right=right, play=play, said=SAID, mistakes=[
         Mistake("everything in half", breaks="every batch norm keeps its float32 parameters and statistics",
                 edits={NORMS: "if False:"},
-                told="the batch norms are fp16 like the rest. Leave them out, or call `bn.float()` before you load their values"),
+                told="the batch norms are fp16: `.half()` on a module takes all of its children along, and so does casting "
+                "what `parameters()` gives. Leave them out. Before you reload their values, call `bn.float()`"),
         Mistake("through fp16 and back", breaks="unchanged",
                 edits={HOOK: HOOK + "\n[m.half().float() for m in model.modules() if isinstance(m, _BatchNorm)]"},
-                told="the batch norms went through fp16 and back, which rounds them. Leave them out, or save and reload them"),
+                told="the batch norms went through fp16 and back, and are rounded. Leave them out, or save and reload. {seen}"),
         Mistake("BatchNorm2d only", breaks="every batch norm", edits={NORMS: "if isinstance(module, nn.BatchNorm2d):"},
-                told=f"only BatchNorm2d stayed in float32. {KINDS}"),
+                told=f"only BatchNorm2d stayed in float32. {KINDS}. {{seen}}"),
         Mistake("no subclasses", edits={NORMS: 'if "BatchNorm" in type(module).__name__:'},
-                told=f"a subclass of BatchNorm2d became fp16: its type is another, and it may have any name. {KINDS}"),
+                told=f"a subclass of BatchNorm2d is fp16: its `type(m)` is not BatchNorm2d, its name can be anything. {KINDS}"),
         Mistake("every norm", breaks="every other", edits={NORMS: 'if "Norm" in type(module).__name__:'},
-                told="norms of all kinds stayed in float32. Only batch norms should"),
+                told="norms of all kinds stayed in float32. Only batch norms should. {seen}"),
         Mistake("buffers forgotten", breaks="parameter and buffer", edits={BUFFERS: "if False:"},
-                told="the buffers stayed in float32: they are not among the `parameters()`. Convert `named_buffers()` too"),
+                told="the buffers are still float32: they are not in `parameters()`, and `b = b.half()` changes no module. Use "
+                "`setattr(module, name, buffer.half())`. {seen}"),
         Mistake("whole numbers in half", breaks="floating-point", edits={BUFFERS: "if True:"},
                 told="a buffer of whole numbers became fp16, and counters must stay integers. Ask `buffer.is_floating_point()`"),
         Mistake("leaf modules only", edits={NORMS: "if isinstance(module, _BatchNorm) or list(module.children()):"},
-                told="what modules with children hold themselves was left out. Go through all modules, with `recurse=False`"),
+                told="what modules with children hold themselves was left out: go through all, with `recurse=False`. {seen}"),
         Mistake("batch not cast", breaks="takes float32 batches", edits={HOOK: "pass"},
                 told="a batch still arrives in float32. Return it cast from a hook: `model.register_forward_pre_hook(hook)`"),
         Mistake("ids cast", breaks="or ids",

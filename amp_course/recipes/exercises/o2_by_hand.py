@@ -25,8 +25,7 @@ o2_by_hand = Exercise(
     ),
     why="This is Apex's O2. The masters are the real weights; the model's are a rounded copy. Paddle's O2 has masters too, but "
     "divides in fp16 unless you ask for `master_grad=True`, so it loses the smallest gradients on the way back.",
-    alternative="masters made before `half()`. They start unrounded, which makes a difference of one rounding, once. Apex makes "
-    "them after it.",
+    alternative="masters made before `half()`: they start unrounded. Apex makes them after it.",
 )  # fmt: skip
 
 
@@ -59,9 +58,11 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
     inputs, targets = torch.randn(8, 16, generator=generator), torch.randint(1, 9, (8, 5), generator=generator) / 8
     inputs[:, 8:] *= 2.0**-22
     scale = 2.0 ** draw.randint(6, 8)
+    targets[:, 4] *= number > 0  # so that gradients that are not cleared do not overflow at step 2
     if number == 1:  # each fits in fp16, and neither their norm nor their sum does
-        inputs[:, :8] = 1.0
-        return "with a scale of 2,048, where gradients are large and finite", inputs, torch.full((8, 5), 32.0), 2048.0
+        inputs[:, :8], targets = 1.0, torch.full((8, 5), 32.0)
+        targets[:, 4], targets[0, 4] = 128.0, 127.5
+        return "with a scale of 2,048, where gradients reach 65,504 and are finite", inputs, targets, 2048.0
     if number == 2:
         inputs[0, 0] = torch.nan
         return "whose inputs hold NaN", inputs, targets, scale
@@ -76,14 +77,16 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Train a Linear, whose first gradient can overflow alone, and so can its last."""
-    generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    model, began, steps, masters = nn.Linear(16, 5), list[float](), list[Tensor](), list[Tensor]()
+    """Train a Linear, whose first gradient can overflow alone, and so can its last, in a model whose buffer comes first."""
+    generator, model = torch.Generator().manual_seed(draw.getrandbits(31)), nn.Sequential(nn.Linear(16, 5))
+    began, steps, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
+    model.register_buffer("mean_loss", torch.zeros(()))
     for p in model.parameters():  # fp16 numbers, so that masters made before `half()` equal those made after
         p.data = (torch.rand(p.shape, generator=generator) - 0.5).half().float()
 
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
         sgd = torch.optim.SGD(parameters, lr=2.0**-7, momentum=0.5)  # with powers of two, any order is exact
+        sgd.register_step_pre_hook(lambda *_: missing.append(sum(m.grad is None for m in masters)))
         sgd.register_step_pre_hook(lambda *_: steps.append(flat(m * 0 if m.grad is None else m.grad for m in masters)))
         masters[:] = sorted((p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel())
         return sgd
@@ -109,7 +112,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         return  # whatever follows is only a consequence
     for number in range(7):
         what, inputs, targets, scale = batch_of(number, draw, generator)
-        case, began[:], steps[:] = f"at step {number + 1}, {what}", [], []
+        case, began[:], steps[:], missing[:] = f"at step {number + 1}, {what}", [], [], []
         got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
         taken = read_bool(got, case, subject="`step` returned")
         now, own = flat(masters), flat(model.parameters())
@@ -117,6 +120,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             **weights(),
             **({"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}),
             "the number of optimizer steps": len(steps),
+            NO_GRADIENT: sum(missing),
             "the masters' gradient at the step": list(steps),
             "the masters' gradients for the inputs of about 2^-22": [one[:80].view(5, 16)[:, 8:] for one in steps],
             "the masters after the step": now,
@@ -133,9 +137,12 @@ MAKE = "self.masters = [p.detach().float() for p in model.parameters()]"
 FINITE, UNSCALE = "finite = all(p.grad.isfinite().all() for p, _ in pairs)", "master.grad = p.grad.float() / scale"
 BACKWARD, COPY, CLEAR = "(loss * scale).backward()", "p.copy_(master)", "self.model.zero_grad()"
 OWN = "the number of tensors that the optimizer shares with the model"
+NO_GRADIENT = "the number of masters without a gradient"
+SAID = {NO_GRADIENT: "{case}, the masters have no gradient: `grad` is None for {got}. Does the loop that assigns it run? A "
+        "generator like `model.parameters()`, or a `zip`, is empty at its second pass: keep a list"}  # fmt: skip
 
 o2_by_hand.judge_by(
-    right=HalfTrainer, play=play, tolerance=1e-6, mistakes=[
+    right=HalfTrainer, play=play, tolerance=1e-6, said=SAID, mistakes=[
         Mistake("steps the half weights", edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
                 told="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
         Mistake("loss not scaled", breaks="scales it", edits={BACKWARD: "loss.backward()"},
@@ -155,6 +162,9 @@ o2_by_hand.judge_by(
         Mistake("masters' gradients add up",
                 edits={UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else master.grad + new"},
                 told="the masters' gradients add up from step to step. Assign `master.grad` at each step, or clear it"),
+        Mistake("masters keep their first gradient",
+                edits={UNSCALE: "master.grad = p.grad.float() / scale if master.grad is None else master.grad"},
+                told="the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It is empty by then"),
         Mistake("never skips", breaks="skips the update", edits={FINITE: "finite = True"},
                 told="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient first"),
         Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
@@ -162,12 +172,11 @@ o2_by_hand.judge_by(
         Mistake("looks for NaN only", breaks="inf or NaN",
                 edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
                 told="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),
+        Mistake("looks for inf only", edits={FINITE: "finite = not any(p.grad.isinf().any() for p, _ in pairs)"},
+                told="a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for both"),
         Mistake("tests the first gradient only", breaks="any gradient",
                 edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
                 told="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
-        Mistake("masters made from the weights again",
-                edits={"if finite:": "if finite:\n    [master.data.copy_(p.data) for p, master in pairs]"},
-                told="the masters were made from the half weights again, which lose small updates. Make them once"),
         Mistake("no copy back", breaks="copies the masters back", edits={COPY: "pass"},
                 told="the masters moved and the model's weights did not. Copy each master back: `parameter.copy_(master)`"),
         Mistake("always True", breaks="False if it was skipped", edits={"return finite": "return True"},

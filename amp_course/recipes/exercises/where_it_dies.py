@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +54,8 @@ ELEMENTS = {  # how an element of a parameter fares → its gradient in fp16 and
     "L": (0.0, 2.0**-28, 1.5),  # its gradient is lost
     "0": (0.0, 0.0, 1.5),  # its gradient is 0 in fp32 too
     "×": (0.0, 2.0**-4, 1.5),  # its gradient is lost on the way, and has room in fp16
+    "!": (2.0**-4, 0.0, 1.5),  # its gradient is 0 in fp32, and not in fp16
+    "S": (2.0**-12, 2.0**-4, 1.5),  # its update is lost, and that of the exact gradient would not be
     "+": (2.0**-24, 0.6 * 2.0**-24, 1.25 * 2.0**-12),  # its gradient is rounded up
     "I": (2.0**-12, 2.0**-12, 1.5),  # it is idle: its update is lost
     "¼": (2.0**-6, 2.0**-4, 1.5),  # its gradient is too small, and not lost
@@ -65,7 +66,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {  # what is asked → a step in w
         "with inf after relu and a finite loss": dict(outputs={"relu": INF}),
         "with inf after first and NaN after relu": dict(outputs={"first": INF, "relu": NAN, "last": NAN}, loss=NAN),
         "with -inf after relu and NaN after last": dict(outputs={"relu": -INF, "last": NAN}, loss=NAN),
-        "with NaN after relu and no inf": dict(outputs={"relu": NAN, "last": NAN}, loss=NAN),
+        "with NaN after relu, no inf, and a finite loss": dict(outputs={"relu": NAN, "last": NAN}),
         "of a model that is one module, whose name is '', with inf after it": dict(outputs={"": INF}),
     },
     "about the loss": {
@@ -80,6 +81,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {  # what is asked → a step in w
         "in which last.bias has 5 gradients that are 0 in fp32 too, and loses one of the other 3": dict(lb="L··00000"),
         "in which last.bias has 4 gradients that are 0 in fp32 too, and loses 3 of the other 4": dict(lb="LLL·0000"),
         "in which 4 of 8 gradients of last.bias are lost": dict(lb="LLLL····"),
+        "in which last.bias loses all its 5 gradients, and 3 that are 0 in fp32 are not 0": dict(lb="LLLLL!!!"),
+        "in which 2,049 of 4,096 gradients of last.bias are lost": dict(lb="L" * 2049 + "·" * 2047),
         "in which all gradients of first.weight are 0, in fp32 too": dict(fw="00000000"),
         "in which last.weight loses 5 of 8 gradients, and first.weight all": dict(lw="LLLLL···", fw="LLLLLLLL"),
         "in which gradients of last.bias are a quarter of the exact ones": dict(lb="¼¼¼¼¼¼¼¼"),
@@ -93,13 +96,13 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {  # what is asked → a step in w
         "in which 5 of 8 weights of last.bias stay the same, and all of first.weight": dict(lb="···IIIII", fw="I" * 8),
         "in which last.bias has 4 gradients of 0, and loses 3 of the other 4 updates": dict(lb="·III0000"),
         "in which last.bias loses 3 gradients and 2 other updates": dict(lb="LLL···II"),
+        "in which all weights of last.bias stay the same, and would not with the exact gradients": dict(lb="SSSSSSSS"),
         "with weights of 1 and updates of 0.375 · 2^-10 towards 0": dict(lb=(1.0, 0.375 * 2.0**-10)),
         "with weights of 1 and updates of 0.375 · 2^-10 away from 0": dict(lb=(1.0, -0.375 * 2.0**-10)),
         "with weights of 2^-6 and updates of 2^-12": dict(fb=(2.0**-6, 2.0**-12)),
         "with weights of 96 and updates of 2^-7": dict(fw=(96.0, 2.0**-7)),
         "with weights of 2^-6 and updates of 2^-25": dict(fw=(2.0**-6, 2.0**-25)),
-        "with weights of 1.5 and updates of 0.75 · 2^-10": dict(lb=(1.5, 0.75 * 2.0**-10)),
-        "with weights of 1.5 and updates of 0.375 · 2^-10": dict(lb=(1.5, 0.375 * 2.0**-10)),
+        "with weights of 1.5 and updates of 0.4375 · 2^-10": dict(lb=(1.5, 0.4375 * 2.0**-10)),
         "with gradients of 2^-24, weights of 1.25 · 2^-12 and a learning rate of 3": dict(lb="++++++++", lr=3.0),
     },
 }
@@ -118,7 +121,7 @@ def record(outputs: Any = (), loss: float = 0.5, lr: float = LR, **fares: Any) -
     for name in ("last.bias", "last.weight", "first.bias", "first.weight"):
         how = fares.get(name[0] + name.split(".")[1][0], "········")
         elements = [ELEMENTS[one] for one in how] if isinstance(how, str) else [(how[1] / LR, how[1] / LR, how[0])] * 8
-        gradient, exact[name], weight = torch.tensor(elements).T * sign
+        gradient, exact[name], weight = torch.tensor(elements).T * sign.repeat(len(elements) // 8)
         gradients[name], weights = gradient.half(), {name: weight.half(), **weights}
     return HalfStep(layers, torch.tensor(loss).half(), gradients, exact, weights, lr)
 
@@ -156,8 +159,6 @@ where_it_dies.judge_by(
                 told="the loss was looked at before the activations, and they come first in a step"),
         Mistake("loss not looked at", breaks="loss", edits={LOSS: "if False:"},
                 told="a loss of inf or NaN was passed over. It can overflow although every output is finite"),
-        Mistake("the loss last", answer=lambda step: right(replace(step, loss=torch.zeros(()))) or right(step),
-                told="the gradients were looked at before the loss, and the loss comes first in a step"),
         Mistake("gradients by the exact ones", edits={DEAD: DEAD.replace("(gradient", "(step.exact_gradients[name].half()")},
                 told="a gradient was called lost only if its exact value would be 0 in fp16: look into `step.gradients`"),
         Mistake("counts right zeros", breaks="elements that count",

@@ -16,8 +16,8 @@ from amp_course.scaler.exercises._shared import gradients, watch_steps
 clip_scaled = Exercise(
     chapter="scaler", name="clip_scaled", number=5, title="Clip under a scaler", difficulty=2, importance=5, minutes=8,
     lines=6, task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, clip the norm of all gradients "
-    "to `max_norm`, step and update. Scaled gradients of earlier micro-batches may be there: they count, and clearing is up to "
-    "the caller. A step that overflows must be skipped and lower the scale. Return the norm of the true gradients before "
+    "to `max_norm`, step and update. Scaled gradients of earlier micro-batches may be there: they count. Clear nothing: that is "
+    "up to the caller. A step that overflows must be skipped and lower the scale. Return the norm of the true gradients before "
     "clipping, as you would log it: after an overflow, no finite number.",
     hints=(
         "After `backward()` the gradients carry the scale. Which norm would you clip then?",
@@ -75,52 +75,58 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the weights after the step": flat(parameters),
             "the loss scale after the step": scaler.get_scale(),
         }
+        facets["the gradients after the call"] = "there" if gradients(optimizer).any() else "cleared"
         norm = math.nan if bad and got is None else read_number(got, case)  # then there may be nothing to log
         facets["the norm that you return"] = float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
-        late = any(one.norm() > 1.01 * limit > gradients(optimizer).norm() > 0 for one in used)
-        clues = {"clipped after the step": late, "finite": [bool(one.isfinite().all()) for one in used]}
-        yield Turn(case, facets, {"scale": scale}, clues)
+        finite = [bool(one.isfinite().all()) for one in used]
+        yield Turn(case, facets, {}, {"finite": finite, "new scale": scaler.get_scale()})
 
 
-UNSCALE, STEP, UPDATE = "scaler.unscale_(optimizer)", "scaler.step(optimizer)", "scaler.update()"
+BACKWARD, UNSCALE = "scaler.scale(loss).backward()", "scaler.unscale_(optimizer)"
+STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
 CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
 NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
 EACH = "for p in parameters:\n    "
+CLEARED = "{case}, the gradients are gone after the call: clear nothing, the caller may still want to look at them"
 
 clip_scaled.judge_by(
-    right=right, play=play, tolerance=1e-3, mistakes=[
+    right=right, play=play, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
         Mistake("clips before unscaling", breaks="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
-                told="the limit was {scale:,.0f} times too small for these gradients: unscale first, then clip to `max_norm`"),
-        Mistake("clears what was there", breaks="clearing is up to the caller",
-                edits={"scaler.scale(loss).backward()": "optimizer.zero_grad()\nscaler.scale(loss).backward()"},
+                told="the gradients were clipped in effect to `max_norm / scale`: unscale them first, then clip to `max_norm`"),
+        Mistake("clears what was there", breaks="Clear nothing", edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
                 told="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
+        Mistake("no scaler", edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
+                told="the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, step, update"),
+        Mistake("unscales before backward", edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
+                told="there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and clear none in between"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.unscale_` came twice with no `scaler.update()` between: update after each step, skipped or not"),
+        Mistake("updates before the step", edits={STEP: UPDATE, UPDATE: STEP},
+                told="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
         Mistake("steps by hand", breaks="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
                 told="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` cannot"),
         Mistake("cleans inf away", edits={UNSCALE: f"{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
                 told="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them in"),
         Mistake("unscales by hand", edits={UNSCALE: f"{EACH}p.grad /= scaler.get_scale()"},
                 told="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
-        Mistake("loss not scaled", edits={"scaler.scale(loss).backward()": "loss.backward()"},
+        Mistake("loss not scaled", edits={BACKWARD: "loss.backward()"},
                 told="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the loss"),
-        Mistake("updates only after a step", breaks="lower the scale", edits={UPDATE: f"if norm.isfinite():\n    {UPDATE}"},
-                told="the scale does not fall after a skipped step: call `scaler.update()` every time, skipped or not"),
         Mistake("returns before the update", edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
                 told="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
-        Mistake("clips after the step", edits={CLIP: STEP, STEP: CLIP},
-                told="the gradients were clipped after the step, when the optimizer had already used them"),
         Mistake("no clipping", edits={CLIP: NORM},
                 told="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
         Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
                 told="gradients below the limit were made larger: clip only if the norm exceeds it"),
+        Mistake("clips values", edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
+                told="each element was limited to ±`max_norm`, which changes the direction. Clip the norm of all together"),
         Mistake("each parameter on its own", breaks="of all gradients",
                 edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
                 told="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
-        Mistake("returns the norm of the scaled gradients", breaks="the norm of the true gradients",
-                edits={"return norm": "return norm * scale", CLIP: f"scale = scaler.get_scale()\n{CLIP}"},
+        Mistake("returns the norm of the scaled gradients", edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
                 told="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
         Mistake("returns the norm after clipping", breaks="before clipping", edits={"return norm": f"{NORM}\nreturn norm"},
                 told="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from before"),
-        Mistake("no step", edits={STEP: "pass"}, told="no step was taken: `scaler.step(optimizer)` is missing"),
+        Mistake("no step", edits={STEP: "pass"}, told="no step was taken: call `scaler.step(optimizer)` before the update"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
                 told="an overflow stops the training, and the scaler is there to skip it: leave `error_if_nonfinite` out"),
     ],

@@ -74,6 +74,7 @@ class MyScaler:
 
 
 OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+LEFT = "the gradients after the step"
 METHODS = ("scale", "step", "update", "get_scale", "state_dict", "load_state_dict")
 PLANTED = {"i": "inf", "-": "-inf", "n": "NaN", "h": "huge finite numbers"}
 VALUES = {"i": math.inf, "-": -math.inf, "n": math.nan, "h": 1.5 * 2.0**127}  # 4 / 2 of it is inf
@@ -133,7 +134,7 @@ class _Run:
                 "the gradient at the step": [one for steps in used for one in steps],
                 "the weights": weights,
                 "the scale": self.scale(case),
-                "the number of optimizers with gradients after the step": sum(bool(one.any()) for one in left),
+                LEFT: sum(bool(one.any()) for one in left),
             }, {}, {"finite": [bool(one.isfinite().all()) for one in weights]})  # fmt: skip
 
     def scale(self, case: str) -> float:
@@ -159,7 +160,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         yield Turn(case, {"the saved state": "changed" if changed else "kept", "the scale": now})
     yield from run.play(".. .. .i .. .. .. .. N. .I")
     for power in (127, -126):
-        run = _Run(f"with an initial scale of 2^{power}, ", answer, draw, **{**other, "init_scale": 2.0**power})
+        run = _Run(f"with a saved scale of 2^{power}, ", answer, draw, **{**other, "init_scale": 2.0**power})
+        state = call_answer(run.scaler.state_dict, "while saving")
+        run.scaler = call_answer(answer, "while making a scaler", **usual)
+        call_answer(run.scaler.load_state_dict, "while loading", state)
         yield from run.play("i. .. .. .. .. .. i. .. ..")
     if is_blank(getattr(run.scaler, "unscale_", ...)):
         answer = MyScaler
@@ -176,14 +180,20 @@ BACKOFF, GROWS = "self._scale *= self._backoff", "elif self._streak == self._int
 GROWN = "self._scale = grown if torch.tensor(grown).isfinite() else self._scale"
 SAVE, LOAD = "return {name: getattr(self, name) for name in _SAVED}", "self.__dict__.update(state)"
 CHANGED = "the saved state changed while a scaler trained on: copy it in `state_dict` and in `load_state_dict`"
+CLEARED = "`step` or `update` cleared the gradients: leave that to the caller"
+GRADS = 'grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]'
 
 scaler_class.judge_by(
-    right=MyScaler, play=play, said={"the saved state": CHANGED}, mistakes=[
+    right=MyScaler, play=play, said={"the saved state": CHANGED, LEFT: CLEARED}, mistakes=[
         Mistake("does not scale", edits={SCALE: "return loss"}, told="`scale(loss)` is not the loss times the scale"),
-        Mistake("detaches", edits={SCALE: "return loss.detach() * self._scale"},
-                told="`scale(loss)` gives a tensor without a graph, so `backward()` cannot run: `return loss * self._scale`"),
         Mistake("never unscales", edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
-                told="the optimizer steps with scaled gradients: `step` has to unscale them, unless the caller has"),
+                told="the gradients still carry the scale at the step: divide each `p.grad` in place, in `step` or before it"),
+        Mistake("trips on a missing gradient", edits={GRADS: GRADS.replace(" if p.grad is not None", "")},
+                told="a parameter has no gradient: `p.grad` is None, as in a frozen or unused layer. Skip it"),
+        Mistake("first group only", edits={GRADS: GRADS.replace("_groups", "_groups[:1]")},
+                told="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
+        Mistake("one flag for all", edits={FIRST: "if not self._found:", IF: "if not self._found.get(id(optimizer)):"},
+                told="only one of the two optimizers gets unscaled gradients: remember for each whether it is unscaled"),
         Mistake("unscales twice", breaks="if you write it, it has to work", edits={FIRST: "if True:"},
                 told="`step` divided gradients that the caller had unscaled already: remember that for each optimizer"),
         Mistake("steps on inf", breaks="inf and NaN", edits={IF: "if True:"},
@@ -198,17 +208,14 @@ scaler_class.judge_by(
                 told="one optimizer's step was skipped for the other one's inf or NaN: keep what each found separate"),
         Mistake("the last optimizer decides", edits={FOUND: "found = list(self._found.values())[-1]"},
                 told="the last optimizer's clean step hid what another one found: the scale backs off if any finds something"),
-        Mistake("no backoff", edits={BACKOFF: "pass"},
-                told="the scale does not back off: after inf or NaN, `update()` multiplies it by the backoff factor"),
-        Mistake("backs off for each optimizer",
-                edits={FOUND: "found = sum(self._found.values())", BACKOFF: "self._scale *= self._backoff ** found"},
-                told="the scale backs off once for each optimizer that found something: once for all of them, in `update`"),
         Mistake("keeps the streak after growth", edits={"self._streak = 0": "pass"},
                 told="the streak goes on after a growth: set it to 0 there, or the scale grows too soon, or never again"),
+        Mistake("grows on and on", edits={"self._streak = 0": "pass", GROWS: "elif self._streak >= self._interval:"},
+                told="after its first growth the scale grows at every clean step: set the streak to 0 when it grows"),
+        Mistake("grows late", edits={GROWS: "elif self._streak > self._interval:"},
+                told="the scale grows one clean update late: count this update first, then compare with the interval"),
         Mistake("looks at the gradients again", edits={IF: "if gradients(optimizer).isfinite().all():"},
                 told="`step` skips by what the gradients are now, after clipping: keep the note of what `unscale_` found"),
-        Mistake("no growth", edits={GROWS: "elif False:"},
-                told="the scale never grows: after `growth_interval` clean updates in a row, multiply it by the growth factor"),
         Mistake("a skip does not end the streak", edits={STREAK: "self._streak += not found"},
                 told="the streak goes on after a skipped step. Inf or NaN ends it, and the next growth needs a whole new one"),
         Mistake("grows to inf", breaks="to the last bit", edits={GROWN: "self._scale = grown"},

@@ -46,7 +46,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """A warm-up from a learning rate of 0, with every kind of bad gradient; the scale grows after two clean steps."""
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD([{"params": one} for one in parameters], lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, backoff_factor=0.75, growth_interval=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_factor=4.0, backoff_factor=0.75, growth_interval=2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda steps: steps)
     used, rates = watch_steps(optimizer), list[float]()
     optimizer.register_step_post_hook(lambda *_: rates.append(float(optimizer.param_groups[0]["lr"])))
@@ -91,9 +91,9 @@ def _moves_if(clean: str) -> dict[str, str]:
 
 
 scheduler_waits.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, play=play, tolerance=1e-5, mistakes=[
         Mistake("always", breaks="only if the optimizer really stepped", edits={BEFORE: "pass", IF: "if True:"},
-                told="the scheduler moves on even after a skip, where `update()` lowers the scale: compare before and after it"),
+                told="the scheduler moves on after a skip. `update()` lowers the scale there, by any factor: ask if it fell"),
         Mistake("takes growth for a skip", edits={IF: "if scaler.get_scale() == before:"},
                 told="the scheduler also waits after the scale grew. Only a fall of the scale means a skip: test for `>=`"),
         Mistake("moves only when the scale grows", edits={IF: "if scaler.get_scale() > before:"},
@@ -104,23 +104,22 @@ scheduler_waits.judge_by(
                 told="the scheduler waits when a step leaves the weights unchanged, as with the learning rate of 0 at the start"),
         Mistake("backward again", breaks="called after `backward()`", edits={BEFORE: f"scaler.scale(loss).backward()\n{BEFORE}"},
                 told="`backward()` has run when your function is called: the gradients are there, the loss is for logging"),
-        Mistake("the other way round", edits={IF: "if scaler.get_scale() < before:"},
-                told="the scheduler moves after a skip, and waits after a step. A scale that fell means a skip"),
         Mistake("never moves", edits={BEFORE: "pass", STEP: f"stepped = {STEP}", IF: "if stepped is not None:"},
-                told=f"the scheduler never moves. (What `scaler.step` returns cannot tell: it is None either way.) {_ASK}"),
+                told=f"the scheduler never moves. Neither what `scaler.step` returns nor the size of the scale can tell. {_ASK}"),
         Mistake("looks at the loss", breaks="The loss is only for logging", edits=_moves_if("loss.isfinite()"),
                 told=f"the scheduler moves if the loss is finite, but its scaled gradients may not be. {_ASK}"),
         Mistake("misses NaN", edits=_moves_if("not any(g.isinf().any() for g in grads)"),
                 told=f"the scheduler moves after a NaN. It is not inf, but it makes the scaler skip, too. {_ASK}"),
+        Mistake("misses inf", edits=_moves_if("not any(g.isnan().any() for g in grads)"),
+                told=f"the scheduler moves after an inf. It is not NaN, but it makes the scaler skip, too. {_ASK}"),
         Mistake("looks at the first gradient only", edits=_moves_if("grads[0].isfinite().all()"),
                 told=f"the scheduler missed a bad number that was not among the gradients you look at. {_ASK}"),
-        Mistake("the scheduler first", breaks="then step the learning rate scheduler",
-                edits={BEFORE: f"{CLEAN}\nif clean:\n    {MOVE}", IF: "if False:"},
-                told="the scheduler moved before the optimizer, so this step ran with the learning rate of the next"),
-        Mistake("updates only after a step", breaks="update the scaler",
-                edits={BEFORE: CLEAN, UPDATE: f"if clean:\n    {UPDATE}", IF: "if clean:"},
-                told="the scale does not fall after a skipped step: call `scaler.update()` every time, skipped or not"),
+        *[Mistake(name, breaks="then step the learning rate scheduler", edits={BEFORE: before, IF: "if False:"},
+                  told="the scheduler moved before the optimizer, so this step ran with the learning rate of the next")
+          for name, before in (("first", f"{CLEAN}\nif clean:\n    {MOVE}"), ("first and always", MOVE))],
         Mistake("steps by hand", edits={BEFORE: "pass", STEP: "optimizer.step()", UPDATE: "pass", IF: "if True:"},
-                told="the scaler did not make the step: `scaler.step(optimizer)` unscales, and skips a step with inf or NaN"),
+                told="`optimizer.step()` was called directly: leave it to `scaler.step`, which unscales, and skips inf and NaN"),
+        Mistake("hands the scheduler an argument", edits={MOVE: "scheduler.step(loss)"},
+                told="the scheduler's count is off: `scheduler.step()` takes no argument here, and certainly not the loss"),
     ],
 )  # fmt: skip

@@ -54,7 +54,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             if place in planted:
                 values[number % len(values)] = float(planted[place])
             p.grad = None if place == 1 else values.reshape(p.shape[::-1]).t()  # not contiguous
-        bad = [f"{bad} in gradient {place + 1}" for place, bad in planted.items()]
+        bad = [f"{bad} in gradient {place + 1} of 5" for place, bad in planted.items()]
         bad = bad or [f"finite gradients up to {top:,g}"]
         case = f"with {', '.join([f'a scale of {scale:,.0f}', *bad[:-1]])} and {bad[-1]}"
         before = [p.detach().clone() for p in parameters]
@@ -86,15 +86,16 @@ def _finds(expression: str) -> dict[str, str]:
     return {LOOP: f"{GRADS}\nfound = any(bool({expression}) for g in grads)\n{LOOP}", FIND: "pass"}
 
 
+MISSES = {
+    "NaN, which is neither inf nor above a limit,": "g.isinf().any()", "inf, which is not NaN,": "g.isnan().any()",
+    "−inf": "(g == INF).any() or g.isnan().any()", "NaN or −inf, neither of which equals inf,": "(g == INF).any()",
+    "one bad element among good ones": "not g.isfinite().any()",
+}  # fmt: skip
+
 unscale_and_check.judge_by(
     right=right, play=play, mistakes=[
         Mistake("new tensors", breaks="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
                 told="the gradients are unchanged: `gradient / scale` is a new tensor. Use `parameter.grad.div_(scale)`"),
-        Mistake("multiplies", edits={DIVIDE: "parameter.grad.mul_(scale)"},
-                told="the gradients were multiplied by the scale once more: divide by it"),
-        Mistake("rounds to fp16", breaks="match torch's `unscale_` to the last bit",
-                edits={DIVIDE: "parameter.grad.div_(scale)\nparameter.grad.copy_(parameter.grad.half())"},
-                told="the unscaled gradients were cast to fp16, where small ones are 0 again: keep them in float32"),
         Mistake("stops at the first parameter", breaks="divide every gradient",
                 edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
                 told="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
@@ -108,15 +109,13 @@ unscale_and_check.judge_by(
                 told="inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped anyway"),
         Mistake("trips on a missing gradient", breaks="A parameter may have no gradient", edits={HAS: "if True:"},
                 told="a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. Skip it"),
-        Mistake("misses NaN", breaks="contains inf or NaN", edits=_finds("g.isinf().any()"),
-                told="a NaN was missed: it is not inf, and every comparison with it is false. `torch.isfinite` finds both"),
-        Mistake("misses −inf", edits=_finds("(g == INF).any() or g.isnan().any()"),
-                told="a −inf was missed: compare sizes, `.abs()`, or ask `torch.isfinite`"),
+        *[Mistake(f"misses {what.split(',')[0]}", breaks="contains inf or NaN", edits=_finds(test),
+                  told=f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN alike")
+          for what, test in MISSES.items()],
+        Mistake("leaves the loop at a missing gradient", edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
+                told="after a parameter without a gradient, others in its group still carry the scale. Skip it with `continue`"),
         Mistake("checks a sum or a norm", edits=_finds("not g.sum().isfinite()"),
                 told="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no limit"),
-        Mistake("looks at the first gradient only", breaks="any of them",
-                edits={RETURN: f"{GRADS}\nreturn not bool(grads[0].isfinite().all())"},
-                told="only the first gradient was checked: one bad element anywhere is enough to skip the step"),
         Mistake("the last gradient decides", edits={FIND: FIND.replace("found or ", "")},
                 told="only the last gradient counts: each one overwrites `found`. Write `found = found or …`"),
         Mistake("the other way round", edits={RETURN: "return not found"},

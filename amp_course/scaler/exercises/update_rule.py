@@ -40,10 +40,11 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     usual = [1.25 * 2.0**10, 2.0 ** draw.randint(11, 16), *(2.0**power for power in (-3, -9, -20, -40, -126))]
     for growth, backoff, interval in ((2.0, 0.5, draw.randint(3, 5)), (4.0, 0.25, 6), (1.5, 0.75, 2), (2.0, 0.5, 1)):
         rule = growth, backoff, interval
+        words = f"growth {growth:g}, backoff {backoff:g}, interval {interval}"
         for facet, scales in (("scale", usual), ("scale at the top of float32", [2.0**126, _NEAR_TOP, 1.5 * 2.0**127])):
             results = Results(what="the next scale"), Results(what="the next streak")
             for scale, streak, found in itertools.product(scales, range(interval), (False, True)):
-                case = f"with scale {show_number(scale)}, streak {streak}, interval {interval} and {FOUND[found]}"
+                case = f"with scale {show_number(scale)}, streak {streak}, {words} and {FOUND[found]}"
                 got = call_answer(answer, case, scale, streak, found, *rule)
                 for result, one in zip(results, read_pair(got, case, "the pair (scale, streak)"), strict=True):
                     number = read_number(one, case)
@@ -71,8 +72,6 @@ update_rule.judge_by(
                 told="the streak goes on after a backoff. A skipped step ends it, and the next growth needs a whole new one"),
         Mistake("grows late or never", answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
                 told="the scale does not grow at clean step number {interval} in a row: count this step first, then compare"),
-        Mistake("counts the skipped step", answer=_streak(lambda s, k, f, scale, streak: k + 1 if f else streak),
-                told="a skipped step counts as a clean one. It ends the streak, so the streak is 0 after it"),
         Mistake("grows one step early",
                 answer=lambda s, k, f, g, b, n: (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n),
                 told="the scale grows too early: only after {interval} clean steps in a row"),
@@ -82,8 +81,10 @@ update_rule.judge_by(
                 told="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
         Mistake("clamps at the top", answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
                 told="where growth would be inf, torch leaves the scale unchanged"),
-        Mistake("no backoff", answer=lambda s, k, f, *rule: (s, 0.0) if f else right(s, k, f, *rule),
-                told="the scale does not back off: after inf or NaN, multiply it by `backoff`"),
+        Mistake("the streak goes on at the top", answer=_streak(lambda s, k, f, new, streak: streak if f or new != s else k + 1),
+                told="the streak goes on where the scale may not grow: it restarts at 0 there, as after a growth"),
+        Mistake("tests the old scale", answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
+                told="a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is finite in float32"),
         Mistake("floor of 1", answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
                 told="the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of a real fault"),
         Mistake("always halves", answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),

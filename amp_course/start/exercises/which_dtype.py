@@ -13,8 +13,8 @@ from amp_course.checking import Exercise, Mistake, Turn, short
 which_dtype = Exercise(
     chapter="start", name="which_dtype", number=1, title="Half plus single", difficulty=1, importance=3, minutes=1, lines=1,
     takes="value",
-    task="A float16 tensor is added to a float32 tensor. Which torch dtype does the sum have? Put it in place of the three dots "
-    "in `which_dtype = ...`.",
+    task="A float16 tensor is added to a float32 tensor. Which torch dtype does the sum have? Put it in place of the three "
+    "dots in `which_dtype = ...`.",
     hints=(
         "The sum must be able to hold either number: which of the two dtypes can?",
         "Try it in a cell of your own: `(torch.ones(1).half() + torch.ones(1)).dtype`.",
@@ -44,8 +44,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 which_dtype.judge_by(
     right=right, play=play, said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"}, mistakes=[
         Mistake("the narrower wins", breaks="Which torch dtype does the sum have", answer=torch.float16,
-                told="torch promotes to the dtype that holds both, not to the narrower one: a single fp32 tensor makes the whole "
-                "sum fp32. That is how a model quietly loses its half precision"),
+                told="torch promotes to the dtype that holds both, not to the narrower one: a single fp32 tensor makes the "
+                "whole sum fp32. That is how a model quietly loses its half precision"),
         Mistake("wider than both", answer=torch.float64,
                 told="torch promotes to the wider of the two and no further, and neither of them is float64"),
         Mistake("the other 16 bits", answer=torch.bfloat16,

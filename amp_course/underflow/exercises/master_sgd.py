@@ -46,10 +46,17 @@ class MasterSGD:
             p.copy_(master)
 
 
-KINDS = ((torch.float16, 10, "in fp16"), (torch.bfloat16, 7, "in bf16 and fp16, with two optimizers"))
+KINDS = ((torch.float16, 10, "in fp16"), (torch.bfloat16, 7, "in bf16 and fp16"))
 STEPS, SIZES = 24, {1: 64, 5: 4, 6: 4, 13: 64, 24: 64}  # two of size 4 tell who keeps half of each remainder
 NOTES = {9: ", where a gradient is None again", **dict.fromkeys((1, 13, 24), ", where the gradients are large")}
 NEAR_1, UNUSED, TINY = "the weights near 1", "the weights used at the last step only", "the weights near 0.0004"
+
+
+def make(answer: Callable[..., Any], params: Iterable[nn.Parameter], lr: float) -> Any:
+    optimizer = call_answer(answer, "at `MasterSGD(params, lr)`", params, lr)
+    if not callable(getattr(optimizer, "step", None)):
+        raise Wrong("`MasterSGD(params, lr)` has no method `step()`")
+    return optimizer
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
@@ -58,6 +65,12 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     Parameters come as an iterator first, then as a list. One has a gradient before the optimizer is made, one has none at
     step 9, and one gets its first at the last step: in bf16 it is too large for fp16.
     """
+    pair = [nn.Parameter(torch.full((2, 2), weight, dtype=torch.bfloat16)) for weight in (64.0, 1.0)]
+    for number, optimizer in enumerate([make(answer, [p], 2**-26 / 3) for p in pair]):
+        pair[number].grad = torch.tensor([[3.0 - 2 * number, -1], [0, 0]], dtype=torch.bfloat16) * 2**26
+        call_answer(optimizer.step, "at the first step of two optimizers")
+    yield Turn("", {"masters": "shared" if pair[0][1, 0] == 1 or pair[1][1, 0] == 64 else "their own"})
+
     for dtype, digits, kind in KINDS:
         lr, top = 3 * 2.0 ** -(digits + 5), 2**digits - 1
 
@@ -69,11 +82,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         params[TINY] = nn.Parameter((weights[TINY] * 2.0**-12).half())
         params[NEAR_1].grad = torch.ones_like(params[NEAR_1])
         given = iter(params.values()) if dtype == torch.float16 else list(params.values())
-        optimizer = call_answer(answer, "at `MasterSGD(params, lr)`", given, lr)
-        if dtype == torch.bfloat16:
-            call_answer(answer, "at a second `MasterSGD(params, lr)`", [nn.Parameter(torch.ones(4, dtype=dtype))], lr)
-        if not callable(getattr(optimizer, "step", None)):
-            raise Wrong("`MasterSGD(params, lr)` has no method `step()`")
+        optimizer = make(answer, given, lr)
         for number in range(1, STEPS + 1):
             size, last = SIZES.get(number, 1), 64.0 if dtype == torch.float16 else 2.0**27
             params[NEAR_1].grad = (row(120, 65, 127) * size / 128).to(dtype)
@@ -86,16 +95,25 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             kept = "unchanged" if alike([p.grad for p in params.values()], before) else "changed"
             dtypes = {f"the dtype of {what}": str(p.dtype).removeprefix("torch.") for what, p in params.items()}
             values = {what: p.detach().double() for what, p in params.items()}
-            yield Turn(case, {**dtypes, **values, "the list of gradients after the step": kept})
+            yield Turn(case, {**dtypes, **values, "the gradients": kept})
+    case = "at a step with `lr` = 5e-9, where one gradient adds up to 0"
+    yield Turn(case, {"the weights": [p.detach().double() for p in pair]})
 
 
 KEEP, MASTERS = "self.params = list(params)", "self.masters = [p.detach().clone().float() for p in self.params]"
-NO_GRAD, ZIP = "@torch.no_grad()", "for p, master in zip(self.params, self.masters, strict=True):"
+PAIRS = "zip(self.params, self.masters, strict=True)"
+NO_GRAD, ZIP = "@torch.no_grad()", f"for p, master in {PAIRS}:"
 IF, CONTINUE = "if p.grad is None:", "continue"
+AT_FIRST = "for p in self.params:\n    master = self.masters.setdefault(p, p.detach().clone().float())"
+STALE = "master.grad = master.grad if p.grad is None else p.grad.float()\nif master.grad is None:"
+SAID = {
+    "masters": "two optimizers share their masters: make these in `__init__`, as an attribute of `self` and not of the class",
+    "the gradients": "{case}, the gradients are changed or cleared: `step()` has to leave them as they are",
+}
 PRODUCT, UPDATE, COPY = "update = self.lr * p.grad.float()", "master -= update", "p.copy_(master)"
 
 master_sgd.judge_by(
-    right=MasterSGD, play=play, mistakes=[
+    right=MasterSGD, play=play, said=SAID, mistakes=[
         Mistake("keeps no fp32 copy between steps", breaks="copies in float32 (or wider) that live as long as the optimizer does",
                 edits={UPDATE: "master = p.float() - update"},
                 told="what rounding to 16 bits takes away in one step is missing in the next, as if every step started from the "
@@ -105,31 +123,36 @@ master_sgd.judge_by(
                 "old one: use `master -= …`, or put the new one into the list"),
         Mistake("plain SGD", breaks="updates are made on copies",
                 edits={PRODUCT: "update = self.lr * p.grad", UPDATE: "pass", COPY: "p -= update"},
-                told="each update is added to the 16-bit parameter itself, and small ones are lost: update a float32 copy, made "
-                "in `__init__`, and write all of that copy into the parameter, `p.copy_(master)`"),
-        Mistake("fp16 masters", breaks="in float32", edits={MASTERS: MASTERS.replace("float()", "half()")},
-                told="the masters are float16, and small updates are lost in them: keep them in float32"),
+                told="each update is added to the 16-bit parameter itself, and small ones are lost: update a float32 copy, "
+                "made in `__init__`, and write all of that copy into the parameter, `p.copy_(master)`"),
         Mistake("the product in 16 bits", edits={PRODUCT: "update = self.lr * p.grad"},
                 told="the product `lr * gradient` is rounded to 16 bits: compute it from `p.grad.float()`, all in float32"),
+        Mistake("`lr` in 16 bits", edits={"self.lr = lr": "self.lr = torch.tensor(lr, dtype=torch.float16)"},
+                told="`lr` is rounded to float16, which cannot hold a small one: keep the number itself"),
         Mistake("the first one's dtype for all", breaks="even mixed", edits={COPY: "p.data = master.to(self.params[0].dtype)"},
                 told="a parameter changes its dtype where dtypes are mixed: `p.copy_(master)` rounds to each parameter's own"),
         Mistake("used up in `__init__`", breaks="any iterable",
                 edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
-                told="nothing moves if `params` is an iterator, as `model.parameters()` is: it can be read once. Keep a list"),
+                told="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
+        Mistake("used up by the first step", edits={KEEP: "self.params = params", MASTERS: "self.masters = {}", ZIP: AT_FIRST},
+                told="nothing moves after the first step if `params` is an iterator: it can be read only once. Keep a list"),
+        Mistake("keeps what `zip` gives", edits={MASTERS: f"{MASTERS}\nself.all = {PAIRS}", ZIP: "for p, master in self.all:"},
+                told="nothing moves after the first step. Is an iterator kept, such as `zip(…)`? It can be read only once"),
         Mistake("those with a gradient at first", edits={KEEP: "self.params = [p for p in params if p.grad is not None]"},
                 told="what has no gradient when the optimizer is made never changes: its first may come later. Keep them all"),
         Mistake("never writes back", edits={COPY: "pass"},
-                told="the parameters never change, even at a large step: `p.copy_(master)`, into the parameters themselves"),
+                told="the parameters never change: `step()` has to update each master and write it into the parameter itself, "
+                "`p.copy_(master)`"),
         Mistake("the parameter becomes float32", breaks="and stay so", edits={COPY: "p.data = master.clone()"},
                 told="the parameters become float32: `p.copy_(master)` rounds to the parameter's own dtype"),
         Mistake("goes up the gradient", edits={UPDATE: "master += update"},
                 told="the step goes up the gradient: subtract `lr * gradient`"),
         Mistake("a gradient is None", breaks="Where a gradient is None", edits={IF: "if False:"},
                 told="the step fails at a gradient that is None, as a layer that was not used has: leave that parameter out"),
+        Mistake("an old gradient", edits={IF: STALE, PRODUCT: "update = self.lr * master.grad"},
+                told="where a gradient is None, the one before it is used again: set the master's gradient to None there too"),
         Mistake("returns at a missing gradient", breaks="nothing changes", edits={CONTINUE: "return"},
                 told="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
-        Mistake("clears the gradients", breaks="The gradients stay as they are", edits={COPY: f"{COPY}\np.grad = None"},
-                told="`step()` clears or changes gradients: leave that to `zero_grad`"),
         Mistake("autograd watches", edits={NO_GRAD: ""},
                 told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
     ],

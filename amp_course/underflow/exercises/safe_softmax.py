@@ -65,13 +65,13 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
         shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)  # NaN in a row: all of it
         facets = {
+            "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
             "the softmax": shares[mask.any(dim=-1)],
             "the small shares": shares[far],
             "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
             "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
             "the dtype that comes back": got.dtype,
-            "the argument `logits` after the call": "unchanged" if torch.equal(given[0], logits) else "changed",
-            "the argument `mask` after the call": "unchanged" if torch.equal(given[1], mask) else "changed",
+            "what changes": [not torch.equal(one, kept) for one, kept in zip(given, (logits, mask), strict=True)],
         }
         yield Turn(case, facets, clues={"small shares that are 0": int((shares[far] == 0).sum())})
 
@@ -80,20 +80,26 @@ WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.f
 TOP, EXP = "top = x.amax(dim=-1, keepdim=True)", "e = torch.exp(x - top)"
 SHARES = "shares = e / e.sum(dim=-1, keepdim=True)"
 MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
+OVERFLOW = "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's maximum"
+AS_ZERO = "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
+SAID = {
+    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible",
+    "what changes": "{case}, your function changes a tensor that it is given, the logits or the mask: work on a copy",
+}
 LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
 
 safe_softmax.judge_by(
-    right=right, play=play, tolerance=1.25e-3, mistakes=[
+    right=right, play=play, tolerance=1.25e-3, said=SAID, mistakes=[
         Mistake("exp overflows in fp16", breaks="fp16 logits between −100 and 100",
                 edits={WIDE: "x = logits", FILL: "pass", EXP: "e = torch.exp(x) * mask"},
                 told="exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's maximum"),
-        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"},
-                told="exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's maximum"),
+        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}, told=OVERFLOW),
+        Mistake("no maximum", edits={EXP: "e = torch.exp(x)"}, told=OVERFLOW),
         Mistake("one maximum for all rows", breaks="of each row",
                 edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
                 told="a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, keepdim=True)`"),
         Mistake("maximum of what is masked", edits=MASKED,
-                told="NaN comes out where the largest logit of a row is masked: mask the logits first, then take the maximum"),
+                told="NaN comes out where the largest logit of a row is masked: mask the logits before the maximum and exp"),
         Mistake("masked, but it counts", edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
                 told="a row comes out as 0 where what is masked is far larger than the rest: fill it before the maximum and exp"),
         Mistake("NaN in an empty row", breaks="a row in which everything is masked is all 0",
@@ -111,8 +117,8 @@ safe_softmax.judge_by(
                 told="the mask has no effect: what is masked has to get a share of 0, and to add nothing to the sum"),
         Mistake("masks the result", edits={FILL: "pass"},
                 told="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
-        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"},
-                told="masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"),
+        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"}, told=AS_ZERO),
+        Mistake("multiplies logits and result by the mask", edits={FILL: "x = x * mask"}, told=AS_ZERO),
         Mistake("a penalty of 10", breaks="What is masked gets exactly 0", edits={FILL: "x = x - 10 * ~mask", LAST: "pass"},
                 told="you lower what is masked by 10, and exp(−10) is not 0: set what is masked to 0 at the end"),
         Mistake("over the columns", edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
@@ -122,7 +128,5 @@ safe_softmax.judge_by(
         Mistake("a sum in fp16", breaks="right to fp16's precision", edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
                 told="in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in float32, the sum "
                 "too, and round only the result"),
-        Mistake("writes into the logits", breaks="left unchanged", edits={WIDE: "x = logits.masked_fill_(~mask, -1).float()"},
-                told="your function writes into the logits that were passed in: `masked_fill` makes a new tensor"),
     ],
 )  # fmt: skip

@@ -52,6 +52,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
 WHILE, HALVE, RETURN = "while one + x != one:", "x = x / 2", "return torch.nextafter(x, one)"
 SAID = {
     "x": "for {name} your x is {x}, which is {got}: x has to be a positive number that the dtype holds exactly",
+    "1 + x": "computed in {name}, 1 + x is {got} for your x, {x}, and {want} is right: both 1 and x have to be of that dtype",
     "the next smaller number": "for {name} your x, {x}, does move 1, but so does the next smaller number of {name}",
 }
 

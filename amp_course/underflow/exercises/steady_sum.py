@@ -74,7 +74,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
 def _changed(given: list[Tensor], terms: list[Tensor], before: Tensor) -> str:
     """Say what a call did to the list that it was given, and to the terms in it."""
     if len(given) != len(terms):
-        return f"leaves a list of {len(given)} terms behind, where there were {len(terms)}"
+        return f"makes {len(given)} terms of the {len(terms)} in the list" if given else "empties the list"
     if any(one is not term for one, term in zip(given, terms, strict=True)):
         return "puts other tensors into the list, or reorders it"
     same = all(one.dtype == before.dtype and one.shape == before.shape[1:] for one in terms)
@@ -83,7 +83,7 @@ def _changed(given: list[Tensor], terms: list[Tensor], before: Tensor) -> str:
 
 START, FOR = "total = torch.zeros_like(terms[0], dtype=torch.float32)", "for term in terms:"
 ADD, RETURN, NARROW = "total += term", "return total", "total = torch.zeros_like(terms[0])"
-
+FP16_ZERO = START.replace("float32", "float16")
 SAID = {"the terms after the call": "{case}, your function {got}. It has to leave list and terms as they are"}
 
 steady_sum.judge_by(
@@ -92,13 +92,14 @@ steady_sum.judge_by(
                 told="the total is kept in {dtype} and gets stuck where one more term is less than half the gap to the next "
                 "number: keep it in float32 all the time"),
         Mistake("a total of shape ()", edits={START: "total = torch.tensor(0.0)", ADD: "total = total + term"},
-                told="the total becomes {dtype} with the first term: `torch.tensor(0.0)`, of shape (), does not widen tensors of "
-                "other shapes. Start from `torch.zeros_like(terms[0], dtype=torch.float32)`"),
+                told="the total becomes {dtype} with the first term: `torch.tensor(0.0)`, of shape (), does not widen tensors "
+                "of other shapes. Start from `torch.zeros_like(terms[0], dtype=torch.float32)`"),
         Mistake("casts only the result", edits={START: NARROW, RETURN: "return total.float()"},
-                told="you return a wider dtype, but the total had got stuck in {dtype} before: start from a float32 zero"),
-        Mistake("fp16 total", breaks="fp16 or bf16 tensors",
-                edits={START: "total = torch.zeros_like(terms[0], dtype=torch.float16)"},
+                told="what you return is wider, but a sum got stuck in {dtype} on the way: add in float32 from the first term"),
+        Mistake("fp16 total", breaks="fp16 or bf16 tensors", edits={START: FP16_ZERO},
                 told="the total is kept in float16, whatever the dtype of the terms, and gets stuck: keep it in float32"),
+        Mistake("an fp16 start", edits={START: FP16_ZERO, ADD: "total = total + term"},
+                told="the total of float16 terms is kept in float16, and gets stuck: keep it in float32, for terms of any dtype"),
         Mistake("bf16 through fp16", breaks="fits into the terms' dtype", edits={RETURN: "return total.half()"},
                 told="bf16 numbers go through float16, whose range is narrower at both ends: keep float32, or the terms' dtype"),
         Mistake("writes into the first term", breaks="list and terms stay unchanged",
@@ -110,8 +111,6 @@ steady_sum.judge_by(
                 told="this is the mean of the terms: return their sum"),
         Mistake("the first term twice", edits={START: "total = terms[0].float()"},
                 told="the first term is added twice: if the total starts with it, loop over `terms[1:]`"),
-        Mistake("the first term is missing", edits={FOR: "for term in terms[1:]:"},
-                told="the first term is missing from the sum: start from a float32 zero of its own, and loop over all `terms`"),
         Mistake("adds the elements too", breaks="element by element", edits={RETURN: "return total.sum()"},
                 told="you add up the elements of the tensors too: add element by element, so that the sum has the terms' shape"),
     ],

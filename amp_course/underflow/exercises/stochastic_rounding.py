@@ -57,7 +57,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         return read_tensor(got, shape=steps.shape).double() / spacing
 
     seed = draw.getrandbits(31)
-    size = torch.tensor([1.0, 2.0 ** draw.randint(-6, 6)])  # of the spacings
+    size = torch.tensor([1.0, 0.5])  # of the spacings: the first, the smallest and the largest are not 1
     table = (size * torch.tensor([*(NUMBERS | RARE | EXACT).items()])).unsqueeze(2).expand(-1, -1, DRAWS)
     rows = call(table[:, 0], table[:, 1], torch.Generator().manual_seed(seed))
     values, exact, shares, odd, seen = dict[str, str](), dict[str, str](), dict[str, str](), "", ""
@@ -81,9 +81,9 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         "the values": values,
         "the shares": shares,
         "the exact values": exact,
-        "the second result from the same generator": "the first again" if torch.equal(first, second) else "a new one",
-        "the result of a generator with the same seed": "the same" if torch.equal(first, again) else "another one",
-        "the result for two equal rows": "the same" if torch.equal(first[0], first[1]) else "different",
+        "the second call": "the same" if torch.equal(first, second) else "different",
+        "the same seed": "the same" if torch.equal(first, again) else "different",
+        "two equal rows": "the same" if torch.equal(first[0], first[1]) else "different",
         "the spread": "too little" if spread < 0.6 else "too much" if spread > 1.4 else "",
     }
     one_way = set(values.values()) == {SAME}  # then see which way each number goes, if that is the same in every call
@@ -105,7 +105,9 @@ def _values(row: Tensor, number: float) -> str:
     found = [kind for kind, mask in masks.items() if int(mask.sum()) > FEW]
     if below < above and found in ([f"{below}"], [f"{above}"]):
         return SAME
-    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    beyond = [kind for kind in found if " " in kind]
+    often = "" if not beyond else "always " if beyond == found else "sometimes "
+    return often + " or ".join(beyond or found)
 
 
 def _compare(share: float, chance: float) -> str:
@@ -123,6 +125,9 @@ UP, ROUNDED, RETURN = "up = noise < steps - below", "rounded = below + up", "ret
 SAID = {
     **dict.fromkeys(("the values", "the exact values"), "{odd}"),
     "the shares": "{seen}",
+    "the second call": "a second call with the same generator gives the same result: each call has to draw new numbers from it",
+    "the same seed": "a generator with the same seed gives another result: draw from that generator alone",
+    "two equal rows": "two equal rows of `x` come out the same in one call: each element needs a draw of its own",
     "the spread": "the number of elements that go up, among 128, varies {got} from call to call, so the draws for different "
     "elements are not independent",
 }
@@ -133,7 +138,7 @@ stochastic_rounding.judge_by(
                 told="this rounds to nearest, the same way on every call: less than half a spacing never gets through"),
         Mistake("one draw for all", breaks="for each element independently",
                 edits={NOISE: "noise = torch.rand((), generator=generator)"},
-                told="equal numbers in one call all go the same way: draw for each element, `torch.rand(x.shape, …)`, not once"),
+                told="equal numbers in a row all go the same way: draw for each element on its own, `torch.rand(x.shape, …)`"),
         Mistake("the same draws on every call", breaks="new numbers on every call",
                 edits={NOISE: "noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))"},
                 told="every call draws the same numbers: draw from the given generator, and leave its seed and state alone"),
@@ -146,6 +151,8 @@ stochastic_rounding.judge_by(
                 told="many different numbers come out: divide by the spacing, round to a whole number, multiply again"),
         Mistake("ignores the spacing", breaks="its spacing", edits={STEPS: "steps = x", RETURN: "return rounded"},
                 told="this rounds to whole numbers, whatever the spacing: divide by it first, and multiply by it at the end"),
+        Mistake("not multiplied back", edits={RETURN: "return rounded"},
+                told="you return how many spacings it is, and not the number: multiply by the spacing again at the end"),
         Mistake("mirrored draws", breaks="independently of the others", edits={NOISE: MIRRORED},
                 told="the number of elements that go up varies too little from call to call, as if the draws were spread "
                 "evenly or came in pairs: draw for each element on its own"),
@@ -153,7 +160,5 @@ stochastic_rounding.judge_by(
                 told="both neighbours come up equally often, and the nearer one has to come up more often: {seen}"),
         Mistake("the other neighbour's chance", edits={UP: "up = noise > steps - below"},
                 told="this is the other neighbour's chance: go up if the draw is below what `floor` cuts off. Here, {seen}"),
-        Mistake("remainder of the size", edits={UP: "up = noise < torch.fmod(steps.abs(), 1)"},
-                told="the chance to go up is what `torch.floor` cuts off, below zero too. Here, {seen}"),
     ],
 )  # fmt: skip

@@ -11,7 +11,6 @@ DTYPES = {
 }  # fmt: skip
 
 RIGHT = {
-    "dtypes": DTYPES,
     "strings, another order": {name: str(dtype) for name, dtype in reversed(DTYPES.items())},
     "short names": DTYPES | {"mm": "bf16", "add": "fp32", "double": "double", "mixed": "Raises ", "integers": "int"},
     "a read-only view, one key more": types.MappingProxyType(DTYPES | {"note": "float64 is exempt"}),

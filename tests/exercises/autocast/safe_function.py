@@ -29,11 +29,11 @@ def function(forward, backward):
 
 RIGHT = {
     "decorators": function(fwd(in_float), bwd(backward)),
-    "islands, apply": function(off(in_float), off(backward)).apply,
-    "plain ops without a matmul": differences,
+    "islands": function(off(in_float), off(backward)),
+    "plain ops without a matmul": type("Distances", (), {"apply": staticmethod(differences)}),
 }
 WRONG = {
+    "a function": (differences, None),
     "only .float()": (function(in_float, backward), "the given Function"),
-    "an island in forward": (function(off(in_float), backward), "backward not protected"),
     "the gradients swapped": (function(fwd(in_float), bwd(lambda *a: backward(*a)[::-1])), None),
 }

@@ -31,8 +31,6 @@ WRONG = {
     "zeros are the int 0": (lambda pattern: by_digits(pattern) or 0, "loses −0"),
     "sign of normal numbers only": (lambda p: by_digits(p) if 0 < p >> 10 & 31 < 31 else size(p), None),
     "an odd sign": (lambda pattern: -by_digits(pattern), "-1 ** sign"),
-    "the 17th bit as sign": (size, "ignores the sign"),
     "reads bf16": (lambda pattern: torch.tensor(pattern, dtype=torch.uint16).view(torch.bfloat16).item(), None),
     "one of 65,536": (lambda pattern: 0.1 if pattern == 0x0247 else by_digits(pattern), None),
-    "the fields": (lambda pattern: (pattern >> 15, pattern >> 10 & 31, pattern & 0x3FF), None),
 }

@@ -34,10 +34,6 @@ RIGHT = {"exact": exact, "by decoding": by_decoding, "the course's": the_courses
 WRONG = {
     "always IEEE": (lambda E, M, specials: exact(E, M, "ieee"), "fn as IEEE"),
     "E4M3 known by its widths": (lambda E, M, specials: exact(E, M, "fn" if (E, M) == (4, 3) else "ieee"), None),
-    "a bias of 2^(E−1)": (
-        lambda E, *others: exact(E, *others) | {"smallest_normal": 2 / 2**2 ** (E - 1)},
-        "smallest normal halved",
-    ),
     "smallest is eps": (lambda E, M, specials: exact(E, M, specials) | {"smallest_subnormal": 2.0**-M}, None),
     "2^1024 on the way": (lambda *widths: exact(*widths) if float(2 * exact(*widths)["max"]) else None, None),
     "in float32": (lambda *widths: {key: np.float32(value) for key, value in exact(*widths).items()}, None),

@@ -38,7 +38,6 @@ WRONG = {
     "ties away from zero": (lambda value: by_search(value, lambda low: 1), "half up"),
     "clips first": (lambda value: by_search(max(-65504.0, min(value, 65504.0))), "clamps"),
     "torch": (lambda value: torch.tensor(value).double().half().view(torch.uint16).item(), "through fp32"),
-    "the value": (lambda value: torch.tensor(value).half(), "returns the value"),
     "unchanged": (float, "returns the value"),
     "a 17th bit": (lambda value: by_struct(value) + 0x8000 * (value < 0), None),
 }

@@ -24,9 +24,8 @@ RIGHT = {
     "loss in a second region": edited(plain, {FORWARD: "y = model(inputs)", BACKWARD: f"{REGION}\n    {LATE}"}),
     "in a closure": edited(plain, {BACKWARD: "pass", STEP: "optimizer.step(lambda: loss.backward() or loss)"}),
 }
-OWN = "torch.optim.SGD(model.parameters(), lr=0.1).step()"
 WRONG = {
     "all of it in the region": (torch.autocast("cpu", dtype=torch.bfloat16)(plain), "backward inside the region"),
+    "looks first": (edited(plain, {FORWARD: f"model(inputs)\n{FORWARD}"}), "forward pass twice"),
     "in eval mode": (lambda model, *rest: plain(model.eval(), *rest), None),
-    "own optimizer": (edited(plain, {STEP: OWN}), "an optimizer of its own"),
 }

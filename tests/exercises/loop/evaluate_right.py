@@ -32,6 +32,5 @@ INSIDE_OUT = {BACK: "for module, mode in reversed(modes):", SET: "module.train(m
 WRONG = {
     "rounded": (edited(plain, {HITS: HITS.replace("argmax", "round().argmax")}), None),
     "put back by train(), inside out": (edited(plain, INSIDE_OUT), "one mode for all layers"),
-    "the weights left frozen": (lambda model, batches: plain(model.requires_grad_(False), batches), None),
     "a copy in bf16": (lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches), "converts the weights"),
 }

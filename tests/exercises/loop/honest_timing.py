@@ -26,8 +26,7 @@ RIGHT = {
     "one batch, own median": edited(plain, {"times = []": f"times = []\n{LOAD}", LOAD: "pass", RETURN: MIDDLE}),
 }
 WRONG = {
-    "idle after the step only": (edited(plain, {"wait()  # idle": "if times: wait()"}), None),
+    "idle after the step only": (edited(plain, {"wait()  # idle": "if times: wait()"}), "busy without warm-up"),
     "loading timed, mean": (edited(plain, {STEP: "step(load())", RETURN: RETURN.replace("median", "fmean")}), None),
-    "no call": (edited(plain, {LOAD: "batch = load"}), None),
     "the upper of two": (edited(plain, {RETURN: RETURN.replace("median", "median_high")}), "the upper of two"),
 }

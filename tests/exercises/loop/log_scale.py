@@ -19,7 +19,7 @@ KEPT = "used, scaler.kept = getattr(scaler, 'kept', used), scaler.get_scale()\nr
 OWN = {STEP: f"scaler.unscale_(optimizer)\n{OWN_TEST}"}
 RIGHT = {
     "step hook": plain,
-    "compares tensors": edited(plain, {RETURN: "return [used.numpy(), scaler._scale < used]"}),
+    "compares tensors": edited(plain, {RETURN: "return [used.numpy(), int(scaler._scale < used)]"}),
     "own finite test": edited(plain, OWN),
 }
 WRONG = {

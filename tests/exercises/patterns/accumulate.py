@@ -28,13 +28,16 @@ UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(model.para
 CLIPS_SCALED = {UNSCALE: "pass", CLIP: f"{CLIP[:-1]} * scaler.get_scale())\n{UNSCALE}"}
 SUM, BACKWARD = "total = loss if number % every == 1 else total + loss", f"scaler.scale(total).backward()\n{UNSCALE}"
 TAIL = {STEP: "scaler.step(optimizer)", "if number % every == 0 or number == len(batches):": "if number % every == 0:"}
+HOOK = f"hook = optimizer.register_step_pre_hook(lambda *_: {CLIP.removeprefix('norm = ')} and None)"
+CLEAR = "optimizer.zero_grad(set_to_none=False)"
 RIGHT = {
     "own finite test": stream,
     "clips, then unscales": edited(stream, CLIPS_SCALED),
+    "clips in a hook": edited(stream, {CLIP: HOOK, STEP: "scaler.step(optimizer)\nhook.remove()"}),
     "one graph for a group": edited(stream, {SCALE: SUM, UNSCALE: BACKWARD}),
 }
 WRONG = {
     "a stream without a tail": (edited(stream, TAIL), "drops the tail"),
-    "counts one row more": (edited(stream, {"rows += len(targets)": "rows += len(targets) + 1"}), None),
+    "keeps the tail": (edited(stream, {CLEAR: f"if number % every == 0:\n    {CLEAR}"}), None),
     "one update at the end": (lambda m, b, f, o, s, every, n: stream(m, b, f, o, s, len(b), n), None),
 }

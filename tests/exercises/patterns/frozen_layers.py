@@ -35,7 +35,6 @@ class Float32Norm(nn.Module):
 
 
 NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
-CHILDREN = '[setattr(child, "training", False) for child in self.parts["backbone"].children()]'
 GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
 RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
@@ -43,5 +42,5 @@ WRONG = {
     "doubled inputs": (edited(Float32Norm, {NO_GRAD: f"x = x * 2\n{NO_GRAD}"}), None),
     "all in one mode": (edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}), "backbone trains"),
     "matrices only": (edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}), "last layer only"),
-    "direct children": (edited(Float32Norm, {EVAL: CHILDREN}), None),
+    "float32 after a pass": (edited(Float32Norm, {NO_GRAD: f"self.float()\n{NO_GRAD}"}), None),
 }

@@ -23,6 +23,4 @@ WRONG = {
     "segments of one": (lambda b, x: checkpoint_sequential([*b], len(b), x, use_reentrant=False), "last block plain"),
     "gradients on": (torch.enable_grad()(own), "gradients turned on"),
     "in fp32": (lambda b, x: reduce(step, b, x).float(), None),
-    "under no_grad": (torch.no_grad()(own), "no graph"),
-    "detached input": (lambda b, x: reduce(lambda y, block: step(y.detach(), block), b, x), None),
 }

@@ -25,7 +25,6 @@ def own_error(path, *training):
 IF, LOAD = "if part and checkpoint[name]:", "checkpoint = torch.load(file)"
 RNG, RETURN = 'torch.random.set_rng_state(checkpoint["rng"])', 'return torch.tensor(checkpoint["step"])'
 GENERATOR = "torch.default_generator.set_state(checkpoint.pop('rng'))"
-OWN = "training[0].load_state_dict(checkpoint['model'], assign=True)"
 LAX = "training[0].__dict__['_modules'].pop('more', None)"
 RIGHT = {
     "a loop": loop,
@@ -36,7 +35,5 @@ WRONG = {
     "only the optimizer": (edited(loop, {IF: "if name[0] == 'o':"}), "model not loaded"),
     "weights_only=False": (edited(loop, {LOAD: "checkpoint = torch.load(file, None, weights_only=False)"}), "runs code"),
     "removes what does not fit": (edited(loop, {LOAD: f"{LOAD}\n{LAX}"}), None),
-    "own parameters": (edited(loop, {LOAD: f"{LOAD}\n{OWN}"}), "other parameters"),
     "no rng": (edited(loop, {RNG: "torch.set_rng_state(checkpoint.get('rng', torch.get_rng_state()))"}), None),
-    "a fresh scaler": (edited(loop, {RNG: f"{RNG}\nif training[2]:\n    training[2].update(2.0)"}), None),
 }  # fmt: skip

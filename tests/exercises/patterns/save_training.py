@@ -35,9 +35,6 @@ RIGHT = {
 }  # fmt: skip
 WRONG = {
     "opens the path": (edited(synced, {OPEN: "with path.open('wb') as file:", RENAME: ""}), "in place"),
-    "truncates first": (edited(synced, {OPEN: f"open(path, 'wb').close()\n{OPEN}"}), None),
     "reads, then writes": (edited(synced, {RENAME: "path.write_bytes((path.parent / file.name).read_bytes())"}), "copies over"),
     "renames in finally": (edited(synced, {SAVE: FINALLY, RENAME: ""}), "half a file into place"),
-    "a list": (edited(synced, {SAVE: "torch.save(list(state.values()), file)"}), None),
-    "another generator": (edited(synced, {SAVE: "torch.save({**state, 'rng': torch.Generator().get_state()}, file)"}), None),
 }  # fmt: skip

@@ -28,13 +28,13 @@ def restores(model):
     saved = [copy.deepcopy(norm.state_dict()) for norm in norms_of(model)]
     for norm, state in zip(norms_of(model.half()), saved, strict=True):
         norm.float().load_state_dict(state)
+    return takes_floats(model)
+
+
+def takes_floats(model):
     forward = model.forward
     model.forward = lambda x: forward(halve(x)).float()
     return model
-
-
-class Half(nn.Module):  # as Apex's `network_to_half` puts it first
-    forward = staticmethod(halve)
 
 
 def float_around(norm):
@@ -44,12 +44,13 @@ def float_around(norm):
 
 RIGHT = {
     "restores": restores,
-    "`_apply` on a wrapped copy": lambda model: nn.Sequential(Half(), applied(copy.deepcopy(model))),
+    "`_apply` on a copy": lambda model: takes_floats(applied(copy.deepcopy(model))),
     "fp32 around norms": lambda model: [*map(float_around, norms_of(model))] and right(model),
 }
 WRONG = {
     "half, then float": (lambda m: [n.float() for n in norms_of(m.half())] and m, "through fp16 and back"),
     "BatchNorm2d only, batch not cast": (lambda model: applied(model, nn.BatchNorm2d), "BatchNorm2d only"),
     "new statistics": (lambda m: [n.reset_running_stats() for n in norms_of(m)] and right(m), None),
-    "eval mode": (lambda model: right(model).eval(), None),
+    "in a wrapper": (lambda model: nn.Sequential(right(model)), None),
+    "each module": (lambda m: [isinstance(n, BatchNorm) or n.half() for n in m.modules()] and m, "everything in half"),
 }

@@ -25,7 +25,6 @@ def by_torch(model, batches, loss_fn, optimizer, scale):
 
 UNSCALE = "parameter.grad = parameter.grad.float() * (1 / (scale * len(batches)))"
 ROUND = "parameter.grad = parameter.grad.bfloat16().float()"
-BY_HAND = {"optimizer.step()": "for p in model.parameters():\n    p.data -= 0.1 * (0 if p.grad is None else p.grad)"}
 DOUBLE = edited(clears_first, {UNSCALE: "parameter.grad.copy_(parameter.grad.double() / scale / len(batches))"})
 
 RIGHT = {"clears first": clears_first, "torch's": by_torch, "in double": DOUBLE}
@@ -33,5 +32,4 @@ WRONG = {
     "divides by number": (edited(clears_first, {UNSCALE: "parameter.grad /= len(batches)"}), "forgets to unscale"),
     "divides by scale": (edited(clears_first, {UNSCALE: "parameter.grad /= scale"}), "sum instead of mean"),
     "rounds to bf16": (edited(clears_first, {UNSCALE: f"{UNSCALE}\n{ROUND}"}), None),
-    "steps by hand": (edited(clears_first, BY_HAND), "no step"),
 }

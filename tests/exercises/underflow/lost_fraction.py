@@ -28,6 +28,7 @@ RIGHT = {
 }
 WRONG = {
     "counts": (lambda x, fmt: one_by_one(x, fmt, int((x != 0).sum())), "counts"),
+    "those that occur": (lambda x, fmt: {zone: one for zone, one in one_by_one(x, fmt).items() if one}, None),
     "positive ones only": (lambda x, fmt: one_by_one(x.relu(), fmt), None),
     "float32 first": (lambda x, fmt: one_by_one(x.float(), fmt), None),
     "a cast": (lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)), "casts to fmt.dtype"),

@@ -29,6 +29,5 @@ RIGHT = {"the package's": MasterSGD, "torch's SGD on masters": Mine, "in float64
 WRONG = {
     "torch's SGD": (torch.optim.SGD, "plain SGD"),
     "bf16 masters": (partial(Delegates, dtype=torch.bfloat16), None),
-    "momentum": (partial(Delegates, momentum=0.9), None),
     "gradients through fp16": (partial(Delegates, read=torch.Tensor.half), None),
 }
