@@ -15,7 +15,7 @@ from amp_course.kit.dtypes import dtype_name
 Show = Callable[[Any], str]
 
 _SHORT = 12  # characters of a number that is not worth rounding
-_DECIMAL = re.compile(r"-?\d+\.\d*[1-9]\d*(e[+-]\d+)?")  # 0.0 is as good beside 2^-10
+_DECIMAL = re.compile(r"-?\d+\.\d*[1-9]\d*(e[+-]\d+)?")  # 0.0 reads well next to 2^-10
 
 
 class Results(dict[str, Any]):

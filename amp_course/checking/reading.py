@@ -78,7 +78,7 @@ def read_dict(got: Any, keys: Collection[str], case: str = "", subject: str = _F
     if not isinstance(got, Mapping):
         raise Wrong(_none(case, what, subject) if got is None else _said(subject, _a(got), case, f"not {what}"))
     if missing := [key for key in keys if key not in got]:
-        raise Wrong(_said(subject, f"a dict without the key {missing[0]!r}", case, f"not one with the keys {wanted}"))
+        raise Wrong(f"{_said(subject, f'a dict without the key {missing[0]!r}', case, '')}: it needs {wanted}")
     return {key: got[key] for key in keys}
 
 

@@ -276,7 +276,7 @@ def test_a_dict_is_read_by_its_keys() -> None:
     assert read_dict({"a": 1, "more": 2, "b": 3}, ("a", "b")) == {"a": 1, "b": 3}
     with pytest.raises(Wrong, match=r"^your function returned a list for 1, not a dict with the keys a, b$"):
         read_dict([1], ("a", "b"), "for 1")
-    with pytest.raises(Wrong, match=r"^it is a dict without the key 'b', not one with the keys a, b$"):
+    with pytest.raises(Wrong, match=r"^it is a dict without the key 'b': it needs a, b$"):
         read_dict({"a": 1}, ("a", "b"), subject="it is")
     with pytest.raises(Wrong, match=r"^it is None, not a dict with the keys a, b$"):
         read_dict(None, ("a", "b"), subject="it is")

@@ -4,6 +4,7 @@ import numbers
 import random
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from amp_course.audit.record import Region
 from amp_course.audit.scene import Scene
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, alike, call_answer, read_number, show_value
+from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, alike, call_answer, read_number, show_value
 from amp_course.kit.dtypes import dtype_name
 
 end_region = Exercise(
@@ -65,7 +66,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     with scene.watch() as update:
         got = call_answer(answer, "", model, (batch for batch in scene.batches), loss_fn, scene.optimizer)
     if not values:
-        raise Wrong("`loss_fn` never ran: is there a `yield` in your function, or are the batches used up before?")
+        raise Wrong("`loss_fn` never ran: does your function `yield`, or were the batches used up before the loop?")
     facets = {**scene.facets(update), "the number of backward passes inside the autocast region": sum(inside)}
     gradients, weights = facets.pop("the gradient at the step"), facets.pop("the weights after the step")
     facets[LAYER] = re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", facets[LAYER])
@@ -76,7 +77,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     facets["`training` of the model and its layers"] = next((mode for mode in modes if mode != found), found)
     facets["`training` of the model and its layers after the call"] = [one.training for one in model.modules()]
     facets["what the model has after the call"] = sorted(set(vars(model)) - names) or "nothing new"
-    clues = {"losses": values, "first": [one.device for one in update.of(Region)][:1], "passes before": before[:1]}
+    clues = {"losses": values, "regions": bool([*update.of(Region)]), "passes before": before[:1]}
     yield Turn("in three steps", facets, {}, clues)
     for number, gradient in enumerate(gradients):
         yield Turn(f"at step {number + 1}", {"the gradient": gradient})
@@ -92,6 +93,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     again = call_answer(answer, "at a second call", model, scene.batches[:1], scene.loss_fn, scene.optimizer)
     yield Turn("", {"the digits of the losses": rounded, EARLIER: alike(list(again)[-4:-1], read[-3:])})
     yield Turn("after three steps", {"the list of losses": read})
+    taken, batch = len(before), (scene.batches[0][0] * float("inf"), scene.batches[0][1])
+    with suppress(Failed):  # an assert is fine
+        lost = call_answer(answer, "", model, [batch], scene.loss_fn, scene.optimizer)
+        yield Turn("for a loss of NaN", {"the numbers of losses and steps": [len(list(lost)), len(before) - taken]})
 
 
 EARLIER, LAYER = "whether the list holds the losses of an earlier call", "the dtype that the first layer computes in"
@@ -113,7 +118,7 @@ end_region.judge_by(
           "the items of the list": "your list holds values of type {got}: keep `loss.item()`, a float without a graph"},
     mistakes=[
         Mistake("the given loop", edits=WIDE,
-                told=f"`backward()` runs inside the region, and {STALE}. Open one for each step only, for its forward"),
+                told=f"`backward()` runs inside the region, and {STALE}. Leave no region open around the loop"),
         Mistake("backward inside", breaks="backward does not", edits={BACKWARD: f"{BF16}\n    {BACKWARD}"},
                 told="`backward()` runs in the region, which lowers what an island kept in float32: end the region before it"),
         Mistake("one region around all steps", breaks="every step uses the weights that the previous step left",
@@ -121,8 +126,8 @@ end_region.judge_by(
                 told=f"{STALE}. Leave no region open around the loop: open one for each step, inside it"),
         Mistake("no region", edits={REGION: "if True:"},
                 told="forward runs outside of autocast, in float32: put the model's call and the loss into the region"),
-        Mistake("a region for CUDA", edits={REGION: 'with torch.autocast("cuda", enabled=False):'},
-                told="the region is for another device, and these tensors are on the CPU: ask them, by `inputs.device.type`"),
+        Mistake("a region that is off", edits={REGION: OFF},
+                told="autocast is off in forward: is the region around it, enabled, and for the CPU (`inputs.device.type`)?"),
         Mistake("an fp16 region", breaks="one bf16 region", edits={REGION: REGION.replace("bfloat", "float")},
                 told="the region is in fp16, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`"),
         Mistake("loss outside", edits={LOSS: f"{OFF}\n    {LOSS}"},

@@ -26,7 +26,7 @@ mini_autocast = Exercise(
     hints=(
         "Start without the cache: cast the tensors in `args` and `kwargs`, return `func(*args, **kwargs)`. Which stay uncast?",
         "`tree_map(cast, (args, kwargs))` reaches tensors in lists and keywords. Cast float32, bfloat16 and float16 only, with "
-        "`.to(dtype)`, which autograd records. For the widest list, one float32 tensor makes all of them float32.",
+        "`.to(dtype)`, which autograd records. The widest list: all become float32 if one is, and without one, none is cast.",
         "The cache is a dict from (parameter, dtype) to copy: for a leaf that requires grad, while `torch.is_grad_enabled()`. "
         "`__exit__` empties it and returns `super().__exit__(*error)`.",
     ),
@@ -54,10 +54,10 @@ LINES = (
 )  # fmt: skip
 OTHER = " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"
 REGIONS = (  # the last lines are those that raise where a cast is forgotten
-    (BF16, OWN, LINES, ""), (FP16, OWN, (LINES[2], LINES[7]), ""),
+    (BF16, OWN, LINES, ""), (FP16, OWN, (LINES[2], LINES[7], "bf16 @ bf16", "F.mse_loss(bf16, -bf16)"), ""),
     (BF16, FOREIGN, ("torch.exp(fp32)", "torch.exp(weight)", "fp32.exp()", "fp32 @ fp32", "torch.mv(low, row)"), OTHER),
-    (BF16, OWN, ("F.linear(fp32, weight=fp32, bias=row)", "low @ fp32", "torch.index_copy(low, 1, classes, fp32)",
-                 "torch.index_copy(low, 1, index=classes, source=fp32)",
+    (BF16, OWN, ("F.mse_loss(fp16, -fp16)", "F.linear(fp32, weight=fp32, bias=row)", "low @ fp32",
+                 "torch.index_copy(low, 1, classes, fp32)", "torch.index_copy(low, 1, index=classes, source=fp32)",
                  "F.scaled_dot_product_attention(0 * fp32, fp32, fp32, mask)"), ""),
 )  # fmt: skip
 # What runs in one region, in this order, and where a weight was already cast, so that it should not be cast again.
@@ -160,7 +160,7 @@ def _names(numbers: list[float], dtype: torch.dtype) -> dict[str, Any]:
         "fp32": matrix, "fp64": matrix.double(), "fp16": matrix.half(), "row": matrix[0].clone(), "ids": torch.arange(4).diag(),
         "classes": torch.arange(4), "fine": torch.tensor([[1 + 2**-9, -1.0]]), "ones": torch.ones(2, 1),
         "low": matrix.T.to(dtype), "large": torch.tensor([150.0, 0.0, 0.0, 0.0], dtype=dtype), "pair": [matrix, matrix * 2],
-        "weight": nn.Parameter(matrix.clone()), "mask": torch.eye(4).bool(),
+        "weight": nn.Parameter(matrix.clone()), "mask": torch.eye(4).bool(), "bf16": matrix.bfloat16(),
     }  # fmt: skip
 
 
@@ -242,8 +242,6 @@ mini_autocast.judge_by(
                 told="only the result is cast, and the op itself ran in float32. Cast the arguments, then call `func`"),
         Mistake("forgets keyword arguments", edits={TO_LOWER: f"args = {TO_LOWER[9:-7]}args)\nvalues = args, values[1]"},
                 told="`F.linear(fp32, weight=fp32, bias=row)` raises: cast its keyword arguments too, with `tree_map`"),
-        Mistake("drops keyword arguments", edits={CALL: "return func(*values[0])"},
-                told="an op is called without its keyword arguments: return `func(*args, **kwargs)`"),
         Mistake("forgets lists", edits={
                 TO_LOWER: f"values = [self.cast(one, self.dtype) for one in args], {TO_LOWER[9:-7]}values[1])"},
                 told="tensors inside lists and tuples are not cast: `torch.utils._pytree.tree_map` reaches them"),

@@ -1,5 +1,6 @@
 """Exercise 5 of chapter 04: an autograd Function that computes in float32 wherever it is called."""
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -49,13 +50,12 @@ class SafeDistances(Function):
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 WORDS = {  # what Python and PyTorch say → what it means
-    "_fwd_used_autocast": "`custom_bwd` needs what `custom_fwd` records: put that one on forward, and `custom_bwd` on backward",
+    "_fwd_used_autocast": "put `custom_fwd` on a `forward(ctx, …)`: in its ctx, it records what `custom_bwd`, on backward, needs",
     r"\.(forward|backward)\(\) (missing|takes)": "autograd calls static `forward(ctx, x, c)` and `backward(ctx, grad)`",
     "argument: 'device_type'": "`custom_fwd` and `custom_bwd` need to know the device: write `device_type=\"cpu\"` in both",
     "invalid gradient at index": "backward returns the gradient of x first, then that of c, and each has the shape of its points",
 }  # fmt: skip
-NOTES = (", between two calls for other points", ", where only x requires grad", ", where only c requires grad")
-PULL = (torch.arange(12.0) % 5 - 1).view(3, 4)
+PULL = (torch.arange(12.0) % 5 - 1).view(3, 4) * 129.53  # which no 16-bit format has
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
@@ -77,24 +77,21 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     for lower, inside in ((BF16, False), (FP16, False), (BF16, True), (FP16, True)):
         yield _turn(distances, fixed, (FP32, FP32), lower, inside)
     yield _turn(distances, draw, (FP32, FP32), BF16, True)
-    for note in NOTES:
+    for note in (", called between two others", ", where only x requires grad", ", where only c requires grad"):
         yield _turn(distances, fixed, (FP32, FP32), BF16, False, note=note)
-    for region, suffix in ((BF16, " for 16-bit points"), (FP16, " for 16-bit points"), (None, " there")):
-        for dtypes in ((BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)):
-            for inside in (False, True):
-                try:
-                    turn = _turn(distances, fixed, dtypes, region, inside, suffix)
-                    yield Turn(turn.case, {"what is raised": "nothing", **turn.facets})
-                except Failed as failed:
-                    error, backward = cast(Exception, failed.__cause__), "`backward()`" in str(failed)
-                    facts = {"words": explain(error)}
-                    yield Turn(str(failed), {"what is raised": f"{signature(error)} {backward}"}, facts)
+    pairs = (BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)
+    for region, dtypes, inside in itertools.product((BF16, FP16, None), pairs, (False, True)):
+        try:
+            turn = _turn(distances, fixed, dtypes, region, inside, " for 16-bit points")
+            yield Turn(turn.case, {"what is raised": "nothing", **turn.facets})
+        except Failed as failed:
+            error, backward = cast(Exception, failed.__cause__), "`backward()`" in str(failed)
+            yield Turn(str(failed), {"what is raised": f"{signature(error)} {backward}"}, {"words": explain(error)})
 
 
 def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix: str = "", note: str = "") -> Turn:
     x, c = (_points(draw, number, dtype) for number, dtype in zip((3, 4), dtypes, strict=True))
     x.requires_grad_("only c" not in note), c.requires_grad_("only x" not in note)
-    pull = PULL * (1 if suffix else 129.5)  # bf16 has no 129.5
     case = f"with {' and '.join(dict.fromkeys(map(dtype_name, dtypes)))} points "
     case += f"in a region of {dtype_name(region)}" if region else "outside of autocast"
     case += ", with backward inside" if region and inside else ""
@@ -106,10 +103,13 @@ def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix:
         table = read_tensor(got, case)
         with torch.autocast("cpu", dtype=region or BF16, enabled=inside and region is not None):
             if got.requires_grad and got.shape == PULL.shape:
-                call_answer(got.backward, f"{case}, in `backward()`", pull := pull.to(got.dtype))
-    # With fine points, a 16-bit gradient may be rounded in another way, which is no fault.
-    coarse = FP32 not in dtypes
-    grads = [one.grad if one.grad is None or coarse or one.dtype == FP32 else torch.zeros_like(one) for one in (x, c)]
+                call_answer(got.backward, f"{case}, in `backward()`", pull := PULL.to(got.dtype, copy=True))
+    grads = list[Any]()
+    for one, other, by in ((x, c, PULL), (c, x, PULL.T)):
+        exact = 2 * (by[..., None] * (one.detach()[:, None].double() - other.detach().double())).sum(dim=1)
+        # To round a 16-bit gradient in another way is no fault.
+        near = one.grad is not None and torch.allclose(one.grad.double(), exact, torch.finfo(one.dtype).eps, 0.01)
+        grads.append(exact.to(one.dtype) if near else one.grad)
     facets = {f"the table of distances{suffix}": table, f"autocast after the call{suffix}": state}
     facets |= {"the caller's x and c after the call": [x.detach(), c.detach()], "`grad` after `backward`": pull}
     facets |= {f"the gradient of {name}{suffix}": grad for name, grad in zip("xc", grads, strict=True)}
@@ -117,9 +117,8 @@ def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix:
 
 
 def _points(draw: random.Random, number: int, dtype: torch.dtype) -> Tensor:
-    """Draw points near 6: those in 16 bits so coarse that they and their gradients are exact, those in float32 fine and close."""
-    fine = dtype == FP32
-    steps = [draw.randint(-8, 8) / (16 if fine else 2) + fine * draw.randint(1, 255) / 4096 for _ in range(8 * number)]
+    """Draw close points near 6, where a matmul in 16 bits loses their differences; those in float32 are finer."""
+    steps = [draw.randint(-8, 8) / 16 + (dtype == FP32) * draw.randint(1, 255) / 4096 for _ in range(8 * number)]
     return (6 + torch.tensor(steps).view(number, 8)).to(dtype)
 
 
@@ -137,8 +136,8 @@ safe_function.judge_by(
                 told="forward ran in 16 bits: `custom_fwd` switches autocast off only with `cast_inputs`, here torch.float32"),
         Mistake("backward not protected", breaks="even if somebody calls `backward()` inside the region", edits={BACKWARD: ""},
                 told="nothing keeps autocast on the CPU out of backward: `torch.amp.custom_bwd(device_type='cpu')` does"),
-        Mistake("cast_inputs alone", breaks="outside of autocast", edits={FLOAT: "pass"},
-                told="outside of a region, nothing casts the points (`cast_inputs` does so only in one): begin with `.float()`"),
+        Mistake("casts in a region only", breaks="outside of autocast", edits={FLOAT: "pass"},
+                told="outside of a region, nothing casts the points: call `.float()` there too (`cast_inputs` does not)"),
         Mistake("an island without .float()", breaks="in float32, bf16 or fp16",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: "pass"},
                 told="autocast is off in forward, but the points are still 16-bit: begin with `x, c = x.float(), c.float()`"),
@@ -148,8 +147,6 @@ safe_function.judge_by(
         Mistake("returns the dtype of x", edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"dtype = x.dtype\n{FLOAT}",
                 RESULT: f"return ({RESULT[7:]}).to(dtype)", LOAD: f"{LOAD}\ngrad = grad.float()"},
                 told="the distances are cast back to the dtype of x: return them in float32"),
-        Mistake("points kept outside of ctx", edits={SAVE: "SafeDistances.points = x, c", LOAD: "x, c = SafeDistances.points"},
-                told="backward uses the points of a later call: each call keeps its own in `ctx`, by `ctx.save_for_backward`"),
         Mistake("no gradient for c", edits={RETURN: "return grad_x, None"},
                 told="no gradient reaches c: backward returns one for each input of forward"),
     ],

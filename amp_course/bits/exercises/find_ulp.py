@@ -100,8 +100,6 @@ find_ulp.judge_by(
                 told="where x would round up to a power of two, you return the gap above that: don't round x first"),
         Mistake("keeps halving", edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
                 told="your gap keeps halving below the smallest normal number: keep the exponent at `fmt.min_exponent` there"),
-        Mistake("exponent 0 − bias", answer=lambda x, fmt: right(x, fmt) / (1 + (abs(x) < fmt.smallest_normal)),
-                told="below the smallest normal number your gap is half of the right one. Its exponent is `fmt.min_exponent`"),
         Mistake("no subnormals", answer=lambda x, fmt: right(x, fmt) if abs(x) >= fmt.smallest_normal else fmt.smallest_normal,
                 told="below the smallest normal number your gap is that number. Subnormals are `fmt.smallest_subnormal` apart"),
         Mistake("frexp of 0", breaks="0 included", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},

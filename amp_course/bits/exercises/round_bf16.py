@@ -37,7 +37,7 @@ KINDS = {  # fp32 patterns, in the order in which they are best understood
     "numbers in between": (0x3F80FFFF, 0x3F808001, 0x3F807FFF, 0x3F804000, 0x3F800001, 0x3DCCCCCD, 0x3FFFFFFF),
     "ties": (0x3F808000, 0x3F818000, 0x40488000, 0x40498000, 0x3FFF8000, 0x3F828000, 0x3F838000, 0x3F848000),
     "negative numbers": (0xBF80FFFF, 0xBF808001, 0xBF807FFF, 0xBF800001, 0xBDCCCCCD, 0xBF808000, 0xBF818000),
-    "zeros and subnormals": (0x00000000, 0x80000000, 0x00030000, 0x00018000, 0x00008000, 0x007FFFFF, 0x80018001),
+    "zeros and subnormals": (0x00000000, 0x80000000, 0x00030000, 0x00018000, 0x00008000, 0x007FFFFF, 0x80436D8F),
     "the top": (0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000, 0xFF7F7FFF, 0xFF7F8000, 0xFF7FFFFF, 0xFF800000),
     "NaN": (0x7FC00000, 0x7F800001, 0x7F80FFFF, 0x7F818000, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF),
 }
@@ -131,7 +131,7 @@ round_bf16.judge_by(
         Mistake("loses the sign", answer=both(lambda x: right(x.abs())),
                 told="negative numbers come out positive. The sign is the first bit of the upper half: keep it"),
         Mistake("cuts", answer=both(lambda x: right(x, lambda bits: 0)),
-                told="your function only cuts. If the lower half is above 0x8000, the next value is nearer: add something first"),
+                told="numbers whose lower half is above 0x8000 are cut, and the next value is nearer: add something first"),
         Mistake("always up", answer=both(lambda x: right(x, lambda bits: 0xFFFF)),
                 told="you always round away from zero. If the lower half is less than 0x8000, the upper half stays as it is"),
         Mistake("half up", answer=both(lambda x: right(x, lambda bits: 0x8000)),

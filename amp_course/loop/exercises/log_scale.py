@@ -64,7 +64,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             skipped = bool(skipped)
         facets = {
             "the vector of weights after the step": flat(parameters),
-            "the number of gradients that are left": sum(parameter.grad is not None for parameter in parameters),
+            LEFT: sum(parameter.grad is not None for parameter in parameters),
             "the scale for the next step": scaler.get_scale(), COUNT: scaler._get_growth_tracker(),
             "the scale that you return": read_number(scale, case, "the scale that you return is"),
             "what you return for “skipped”": read_bool(skipped, case, subject="what you return for “skipped” is"),
@@ -83,13 +83,14 @@ USED, STEP, UPDATE = "used = scaler.get_scale()", "scaler.step(optimizer)", "sca
 RETURN = "return used, scaler.get_scale() < used"
 ALL = "[p for group in optimizer.param_groups for p in group['params'] if p.grad is not None]"
 DECIDE = f"grads = [p.grad for p in {ALL}]\nreturn used, "
+LEFT, CLEARED = "the gradients that are left", "your code cleared gradients: leave them, that is up to the caller"
 PARTS = {  # an own test for overflow looks only at → the test
     "the first gradient": "not grads[0].isfinite().all()", "the last gradient": "not grads[-1].isfinite().all()",
     "the first group": "not all(g.isfinite().all() for g in grads[:2])",
 }  # fmt: skip
 
 log_scale.judge_by(
-    right=right, play=play, said={COUNT: SAID[COUNT]}, mistakes=[
+    right=right, play=play, said={COUNT: SAID[COUNT], LEFT: CLEARED}, mistakes=[
         Mistake("scale read after the update", edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
                 told="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in place)"),
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},

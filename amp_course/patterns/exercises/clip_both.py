@@ -101,9 +101,9 @@ clip_both.judge_by(
     right=right, play=play, tolerance=1e-4, mistakes=[
         Mistake("poisons the clean one", breaks="If it is not finite, neither optimizer may step", edits={IF: "if True:"},
                 told="an optimizer stepped although the norm was not finite. Clipping by it spoils clean gradients, too: test "
-                "the norm, and leave out both steps"),
+                "the norm, and if it is not finite, leave out both steps"),
         Mistake("tests for NaN only", edits={IF: "if not norm.isnan():"},
-                told="an optimizer stepped with gradients of 0 although the norm was inf: test `isfinite()`, not only for NaN"),
+                told="an optimizer stepped with gradients of 0 although the norm was inf: step only if `norm.isfinite()`"),
         Mistake("each on its own", edits={CLIP: OWN_NORMS, IF: "if True:"},
                 told="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or none"),
         Mistake("each clipped apart", breaks="by their common norm", edits={CLIP: OWN_NORMS},

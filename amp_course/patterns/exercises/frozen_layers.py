@@ -82,6 +82,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     if others := [type(one).__name__ for one in given if not isinstance(one, nn.Parameter)]:
         kind = "None" if given == [None] else f"a {others[0]}"
         raise Wrong(f"`trainable()` gives the optimizer {kind} where a parameter belongs")
+    trained = [p for p in model.parameters() if any(p is one for one in given)]  # in the model's order
     frozen = [p for p in model.parameters() if all(p is not one for one in given)]
 
     def state() -> dict[str, Any]:
@@ -93,7 +94,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the number of the backbone's parameters that require gradients": sum(p.requires_grad for p in frozen),
         }
 
-    own = {"the number of these that are the model's own": len([*model.parameters()]) - len(frozen)}
+    own = {"the number of these that are the model's own": len(trained)}
     yield Turn("in a new model", {"the number of parameters that `trainable()` returns": len(given), **own, **state()})
     norms = {part: [m for m in layers[part] if isinstance(m, nn.BatchNorm1d)] for part in PARTS}
     first = modes(layers["backbone"])
@@ -116,10 +117,11 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         yield Turn(f"after a pass {case}", {"the output": output, **state()})
 
     model.train()
-    before, case = flat(given), "in training, in an fp16 region"
+    before = flat(trained)
     optimizer, scaler = torch.optim.SGD(given, lr=0.2), torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    for batch, target in zip(inputs, targets, strict=True):
-        with torch.autocast("cpu", dtype=torch.float16):
+    for batch, target, enabled in zip(inputs, targets, (True, False, True, True), strict=True):
+        case = f"in training, {'in an fp16 region' if enabled else 'with no region'} around your model"
+        with torch.autocast("cpu", dtype=torch.float16, enabled=enabled):
             loss = cross_entropy(call_answer(model, case, batch), target)
         if loss.requires_grad:
             scaler.scale(loss).backward()
@@ -128,14 +130,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             optimizer.zero_grad()
     facets = {
         "the output's `requires_grad`": loss.requires_grad,
-        "the change of the head's weights": flat(given) - before,
+        "the change of the head's weights": flat(trained) - before,
         **{f"the {part}'s running means": flat(norm.running_mean for norm in norms[part]) for part in PARTS},
     }
     yield Turn("after four steps of training", facets)
 
 
 def modes(layers: list[nn.Module]) -> str:
-    return " and ".join(sorted({"training" if layer.training else "eval" for layer in layers}))
+    found = {layer.training for layer in layers}
+    return "eval for some and training for others" if len(found) > 1 else "training" if True in found else "eval"
 
 
 HALF, HEAD = "self.backbone = backbone.half().requires_grad_(False)", "self.head = head"
@@ -154,7 +157,7 @@ frozen_layers.judge_by(
                        EVAL: "self.kept[0].eval()"},
                 told="a list or a dict hides the backbone from `.to(device)` and `state_dict`: assign it, `self.backbone = …`"),
         Mistake("backbone trains", breaks="stays there", edits={EVAL: "pass"},
-                told="the backbone trains, too. Override `train`: call `super().train(mode)` there, then `self.backbone.eval()`"),
+                told="the backbone's layers train, too: in `train`, call `self.backbone.eval()` after `super().train(mode)`"),
         Mistake("some layers train", breaks="All of the backbone", edits={EVAL: "self.backbone[1].eval()"},
                 told="only a part of the backbone is in eval mode: `self.backbone.eval()` reaches all of it, however nested"),
         Mistake("trains at first", breaks="from the start", edits={"self.train()": "pass"},

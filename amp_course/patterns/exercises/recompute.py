@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, edited, read_tensor
+from amp_course.checking import Exercise, Mistake, Turn, alike, call_answer, edited, read_tensor
 
 recompute = Exercise(
     chapter="patterns", name="recompute", number=7, title="Recompute under autocast", difficulty=3, importance=4, minutes=10,
@@ -36,37 +36,38 @@ def right(blocks: Any, inputs: Any) -> Any:
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Four blocks in bf16 and three in fp16, forward and backward, on data, which needs no gradient; then an evaluation."""
+    """Run four blocks in bf16, and in fp16 and eval mode, on data, which needs no gradient; then under `no_grad`."""
     generator, ran, kept = torch.Generator().manual_seed(draw.getrandbits(31)), [], []
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor.nbytes if tensor.shape[:1] == (16,) else 0)  # no weights
         return tensor
 
-    for count, dtype, case in ((4, torch.bfloat16, "in a bf16 region"), (3, torch.float16, "in an fp16 region")):
-        blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(count)]
+    for dtype, case in ((torch.bfloat16, "in a bf16 region"), (torch.float16, "in an fp16 region, in eval mode")):
+        blocks = [nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(4)]
         model, inputs = nn.ModuleList(blocks), torch.randn(16, 8, generator=generator)
+        model.train(dtype is torch.bfloat16)
         for parameter in model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
         for number, block in enumerate(blocks):
-            name = f"block {number}"
-            block[0].register_forward_hook(lambda module, args, out, name=name: ran.append((name, out.dtype)))
+            vars(block[0])["name"] = f"block {number}"
+            block[0].register_forward_hook(lambda layer, args, y: ran.append((layer.name, y.dtype, args[0].clone())))
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", dtype=dtype):
             got = call(answer, case, model, inputs.clone())
-        output = got.detach().clone()
+        output, first = got.detach().clone(), {name: x for name, _, x in ran}
         ran.clear()
         upstream = torch.linspace(0.5, 2.0, 8).expand(16, 8).to(got.dtype)
         call_answer(got.backward, f"in the backward pass, {case}", upstream)
         yield Turn(case, {
             "the output": output,
-            "the list of blocks that run again": [name for name, _ in ran],
-            "the dtype in which blocks run again": [*dict.fromkeys(dtype for _, dtype in ran)],
+            "the list of blocks that run again": [name for name, *_ in ran],
+            "the dtype in which blocks run again": [*dict.fromkeys(dtype for _, dtype, _ in ran)],
+            "blocks with another input": ", ".join(name for name, _, x in ran if not alike(x, first.get(name))),
             "the gradients of the blocks": ["None" if p.grad is None else p.grad for p in model.parameters()],
             "the next random number after the backward pass": torch.rand(()).item(),
-            "what is kept between the passes": "only inputs" if sum(kept) <= 2 * count * inputs.nbytes else "activations, too",
+            "what is kept between the passes": "only inputs" if sum(kept) <= 8 * inputs.nbytes else "activations, too",
         })  # fmt: skip
-    model.eval()
     with torch.no_grad():
         case = "under `no_grad`, outside of autocast"
         got = call(answer, case, model, inputs)
@@ -110,17 +111,16 @@ INPUT, RANDOM = "x = ctx.saved_tensors[0].detach().requires_grad_()", "torch.set
 REGION = 'with torch.random.fork_rng(), torch.enable_grad(), torch.autocast("cpu", ctx.dtype):'
 NO_REGION = {REGION: "with torch.random.fork_rng(), torch.enable_grad():"}
 ENTER = "backward pass runs outside of the region, so record autocast's state in forward, and enter it again for the second run"
-MASK = "dropout drew another mask when a block ran again: record the random state before the first run and restore it for the "
-MASK += "second, as `checkpoint` does with `preserve_rng_state=True`"
+MASK = "dropout drew another mask in the second run: keep the random state of the first (`preserve_rng_state`), and restore it"
 
 recompute.judge_by(
     right=right, play=play, tolerance=1e-3,
-    said={"the graph": "under `no_grad`, the output requires a gradient: whether gradients are on is up to the caller"},
+    said={"blocks with another input": "{case}, in their second run, {got} had another input than in the first: was it rounded?",
+          "the graph": "under `no_grad`, the output requires a gradient: whether gradients are on is up to the caller"},
     mistakes=[
         Mistake("no checkpoint", breaks="run each block again in the backward pass", edits={LINE: "inputs = block(inputs)"},
-                told="no block ran again, and all activations were kept: call `checkpoint(block, inputs, use_reentrant=False)`"),
-        Mistake("gradients turned on", breaks="without a graph", edits={LINE: f"with torch.enable_grad():\n    {LINE}"},
-                told="under `no_grad`, the output requires a gradient: whether gradients are on is up to the caller"),
+                told="no block ran again, all activations were kept: call `checkpoint(block, inputs, use_reentrant=False)`. If a "
+                "condition decides on it, that was not met: `torch.is_autocast_enabled()`, for one, asks for cuda"),
         Mistake("no graph", edits={LINE: LINE.replace("False", "True")},
                 told="the output has no graph. It was made under `no_grad`, or detached, or `checkpoint(…, "
                 "use_reentrant=True)` made it: that one needs an input that requires a gradient, and data does not"),

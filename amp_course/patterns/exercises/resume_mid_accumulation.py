@@ -112,8 +112,8 @@ resume_mid_accumulation.judge_by(
           "nothing: copy into the parameters that are there"},
     mistakes=[
         Mistake("no gradients", breaks="gradients included", answer=wrong({GRADIENT: "pass"}),
-                told="what was accumulated is lost, since no `state_dict()` holds it: save each `parameter.grad`, and set it "
-                "on loading, with nothing after that which clears it"),
+                told="what was accumulated is lost, since no `state_dict()` holds it: save each `p.grad`, and on loading assign "
+                "it (in a new model `p.grad` is None, so there is nothing to copy into), and do not clear it afterwards"),
         Mistake("unscales the run", breaks="must not change the run",
                 answer=wrong({STATE: f"scaler.unscale_(optimizer)\n{STATE}"}),
                 told="saving unscaled the gradients of the run, which goes on to add scaled ones: save them as they are"),

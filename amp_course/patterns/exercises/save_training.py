@@ -142,7 +142,7 @@ SAVE = "torch.save(state, temporary)"
 save_training.judge_by(
     right=right, play=play,
     said={"what the save changes": "saving changed {got}, and a save should only read the run",
-          "the optimizer loaded from the file": "`optimizer` in the file is not all of `optimizer.state_dict()`, as it was",
+          "the optimizer loaded from the file": "`optimizer` in the file is only part of `optimizer.state_dict()`, or altered",
           "the rng loaded from the file": "`rng` in the file is not the random state at the moment of the save",
           "what is left at the path": "after a save that was killed halfway, {got} is left at the path: write next to it, "
           "and end with one `os.replace`",

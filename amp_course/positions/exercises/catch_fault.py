@@ -78,7 +78,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         seen: set[str] = set()
         verdict, words = _verdict(answer, _watched(kind, base, seen), name, kind in RIGHT)
         why = _why_failed(answer) if verdict == "fails" and kind in RIGHT else ""
-        why = _why_passed(kind, seen) if verdict == "passes" and kind not in RIGHT else why
+        why = _why_passed(answer, kind, seen) if verdict == "passes" and kind not in RIGHT else why
         yield Turn("", {"verdict": verdict}, {"saw": f"your test {words}{why and ': '}{why}"}, {"why": why})
 
 
@@ -132,15 +132,18 @@ def _watched(kind: str, base: float, seen: set[str]) -> RopeFunction:
     return watched
 
 
-def _why_passed(kind: str, seen: set[str]) -> str:
-    """Say why a test missed a fault, as far as its calls tell."""
+def _why_passed(answer: Callable[..., Any], kind: str, seen: set[str]) -> str:
+    """Say why a test missed a fault, as far as its calls tell, and a RoPE that turns each four neighbours alike."""
+    coarse, near = make_rope("pairs", 5e5), "far positions" not in seen
+    blind = _verdict(answer, lambda x, ids: coarse(x, torch.as_tensor(ids) // 4 * 4), "", False)[0] == "passes"
     reasons = {
         "the test never calls `rope(x, positions)`": "a call" not in seen,
         "the results that it got were wrong, and it accepted them": seen >= {"a wrong result", "several places"},
-        "all its calls are at the same positions, where no comparison or norm shows errors": "a wrong result" in seen,
+        "it got wrong results, all at the same positions. Compare scores at several places": "a wrong result" in seen,
         "it is wrong only under autocast, where the test never calls it": kind == "matmul" and "autocast" not in seen,
         "it is right for float32 x, and the test gives it no other": kind == "angles" and "16 bits" not in seen,
-        "the test stays at near positions, and bf16 holds every integer up to 256": "far positions" not in seen,
+        "it even passes one that turns four neighbours alike. Compare scores of a fixed offset": near and blind,
+        "the test stays at near positions, and bf16 holds every integer up to 256": near,
         "bf16 holds all positions of the test, even the far ones: take odd ones too, and check those": kind == "ids"
         and "positions that bf16 rounds" not in seen,
         "no call of the test brings the fault out: combine far positions with bf16 x and with autocast": True,
@@ -161,9 +164,9 @@ catch_fault.judge_by(
                 told='{saw}. Run it a second time in `with torch.autocast("cpu", dtype=torch.bfloat16):`'),
         Mistake("float32 only", edits=FLOAT32, told="{saw}. In training x is often bf16: run the test with bf16 x too"),
         Mistake("accepts wrong results", edits={FLAT: FLAT.replace("0.02", "3.0")},
-                told="{saw}. Allow scores q · k of a fixed offset |q| · |k| / 50. Can `assert` fail (no `try`, no brackets)?"),
+                told="{saw}. Allow scores |q| · |k| / 50. Make sure `assert` can fail: no `try` around it, no brackets after it"),
         Mistake("fails them all", breaks="returns nothing for a right one", edits={FLAT: FLAT.replace("0.02", "-1.0")},
-                told="{saw}. It fails all six, and one in float64. It must pass what is right: compare scores of a fixed offset"),
+                told="{saw}. It fails all six, and also one that computes in float64. Compare scores of a fixed offset"),
         Mistake("too strict", edits={FLAT: FLAT.replace("0.02", "1e-6")}, told="{saw}"),
         Mistake("one layout, one base", breaks="you are not told the layout of their channels, nor their base",
                 edits={BOTH: f"{BOTH}\nturned_keys = make_rope('halves', 1e4)(keys, starts)"},

@@ -110,6 +110,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         return
     many = [2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)]
     many += [int(fmt.max) + off for fmt in (FP16, FP8_E5M2) for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
+    many += [2**40 - 2**31, *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9))]
     many += [draw.randrange(2**41) for _ in range(3)]
     for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2):
         within, past = [n for n in many if n <= fmt.max], [n for n in many if n > fmt.max]
@@ -152,6 +153,10 @@ count_ids.judge_by(
                 told="the positions are 0 … n − 1, and you count n as well"),
         Mistake("one too few", answer=lambda n, fmt: right(n, fmt) - 1,
                 told="your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them"),
+        Mistake("n in place of n − 1", answer=lambda n, fmt: right(n + 1, fmt) - 1,
+                told="you round n, which is not among the positions 0 … n − 1: the last one is n − 1"),
+        Mistake("through float32", edits={LAST: "last, most = int(torch.tensor(float(n - 1)).item()), int(fmt.max)"},
+                told="rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in one go"),
         Mistake("every position has its own id", answer=lambda n, fmt: n,
                 told="past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and positions share ids"),
         Mistake("forgets the hidden 1", answer=lambda n, fmt: right(n, replace(fmt, significand_bits=fmt.significand_bits - 1)),

@@ -96,8 +96,6 @@ exact_alibi.judge_by(
         Mistake("two products", breaks="right to the last bit",
                 edits={RETURN: "return slopes[:, None, None] * keys - slopes[:, None, None] * queries[:, None]"},
                 told="two rounded products were subtracted: subtract the integer positions first, then multiply once"),
-        Mistake("float64", edits={RETURN: "return bias.double()"},
-                told="the bias is float64. It is added to attention scores, which are float32 at most: add `.float()`"),
         Mistake("positions counted from 0",
                 edits={DISTANCE: "distance = torch.arange(len(queries))[:, None] - torch.arange(len(keys))[None, :]"},
                 told="the positions that were passed in are not used, and keys may come from a cache: use `queries` and `keys`"),

@@ -38,7 +38,8 @@ def right(x: Tensor, positions: Tensor) -> Tensor:
     return result.to(x.dtype)
 
 
-PRECISION = {torch.float32: 2.0**-14, torch.float16: 0.0008}  # relative; one rounding to bf16 costs 0.0016
+# relative, near 4,096, and twice that near 0: in bf16 cos and sin cast last cost up to 0.0029, angles cast from [−π, π] 0.0034
+PRECISION = {torch.float32: 2.0**-13, torch.bfloat16: 0.0032, torch.float16: 0.0004}
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
@@ -74,8 +75,8 @@ def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -
         "the dtype of the result": show_value(result.dtype),
         "the turned x": result.float(),
     }
-    if x.dtype == result.dtype and x.dtype in PRECISION and positions.max() < 400:  # angles are less exact far out
-        off = (result.float() - right(x.float(), positions)).norm() / x.float().norm()
+    if x.dtype == result.dtype and positions.max() < 5000:  # angles are less exact far out
+        off = (result.float() - right(x.float(), positions)).norm() / x.float().norm() / (1 + (positions.max() < 400))
         facets["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
     return Turn(case, facets)
 
@@ -111,6 +112,8 @@ repair_rope.judge_by(
                 told="position ids are cast to bf16, even for float32 x, and neighbours become one: use `positions.float()`"),
         Mistake("casts the angles", edits={ANGLES: f"{ANGLES}\nangles = angles.to(x.dtype)"},
                 told="the angles are cast before cos and sin, so thousands of radians lose the fraction of a turn: cast after"),
+        Mistake("reduces the angles, then casts", edits={ANGLES: f"{ANGLES}\nangles = (angles % 6.283185307179586).to(x.dtype)"},
+                told="{case}, digits are missing, as if angles below 2π had been cast before cos and sin: cast after them"),
         Mistake("only the matmul is replaced", edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
                 told="positions, frequencies and angles are still in the dtype of x. Compute them in float32 and cast last"),
         Mistake("returns float32", breaks="with the dtype", edits={CAST: "return result"},
@@ -129,15 +132,11 @@ repair_rope.judge_by(
                 told="positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are"),
         Mistake("consecutive", edits={ANGLES: ANGLES.replace("positions", "(positions[0] + torch.arange(len(positions)))")},
                 told="the positions are taken to be consecutive. They may also restart or run backwards: use them as they are"),
-        Mistake("changes x", breaks="The result is a new tensor", edits={CAST: "return x.copy_(result)"},
-                told="your function changes x, which the caller still needs: return a new tensor"),
-        Mistake("switches autocast off for good", edits={CAST: f"torch.set_autocast_enabled('cpu', False)\n{CAST}"},
-                told="your function leaves autocast off, for all later layers too: use `with torch.autocast(…, enabled=False):`"),
         Mistake("cuts the gradient", breaks="gradients flow back through it",
                 edits={SPLIT: SPLIT.replace("x.float()", "x.detach().float()")},
                 told="no gradient flows back to x, so earlier layers never learn: look for `no_grad`, `detach`, `.data`, NumPy"),
     ],
-    said={"autocast": "{case}, your function leaves autocast switched, for the rest of the model too",
+    said={"autocast": "{case}, autocast stays switched after your function: use `with torch.autocast(…, enabled=False):`",
           "the arguments": "{case}, your function changes its arguments, which the caller still needs: return a new tensor",
           "the result": "{case}, your function returns x itself, and the caller may change one of the two: return a new tensor",
           "precision": "{case}, the result has fewer right digits than its dtype holds, as if it had been rounded on the way",

@@ -62,7 +62,7 @@ class Net(nn.Module):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.table, self.first = nn.Embedding(10, 9).requires_grad_(False), nn.LayerNorm(9)
         self.bn1d, tracking = nn.BatchNorm1d(4), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
-        images = {"to_2d": nn.Unflatten(2, (3, 3)), "bn2d": nn.BatchNorm2d(4, eps=0.5), "conv": nn.Conv2d(4, 4, 1)}
+        images = {"to_2d": nn.Unflatten(2, (3, 3)), "bn2d": nn.BatchNorm2d(4, eps=0.5), "bn2d_conv": nn.Conv2d(4, 4, 1)}
         norms = {"channels": ChannelNorm(4), "group": nn.GroupNorm(2, 4), "instance": tracking}
         volumes = {"to_3d": nn.Unflatten(1, (4, 1)), "bn3d": nn.BatchNorm3d(4), "back": nn.Flatten(1, 2)}
         volumes["inner"] = nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(4), nn.Linear(9, 9))
@@ -150,7 +150,7 @@ keep_bn_fp32.judge_by(
         Mistake("everything in half", breaks="every batch norm keeps its float32 parameters and statistics",
                 edits={NORMS: "if False:"},
                 told="the batch norms are fp16: `.half()` on a module takes all of its children along, and so does casting "
-                "what `parameters()` gives. Leave them out. Before you reload their values, call `bn.float()`"),
+                "what `parameters()` gives. Leave them out. If you reload their values afterwards, call `bn.float()` first"),
         Mistake("through fp16 and back", breaks="unchanged",
                 edits={HOOK: HOOK + "\n[m.half().float() for m in model.modules() if isinstance(m, _BatchNorm)]"},
                 told="the batch norms went through fp16 and back, and are rounded. Leave them out, or save and reload. {seen}"),

@@ -178,7 +178,7 @@ o2_by_hand.judge_by(
                 edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
                 told="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
         Mistake("no copy back", breaks="copies the masters back", edits={COPY: "pass"},
-                told="the masters moved and the model's weights did not. Copy each master back: `parameter.copy_(master)`"),
+                told="after the step, the model's weights are not the masters. Copy each back then: `parameter.copy_(master)`"),
         Mistake("always True", breaks="False if it was skipped", edits={"return finite": "return True"},
                 told="a step that was skipped returned True. Return False, so that the caller can lower the scale"),
     ],

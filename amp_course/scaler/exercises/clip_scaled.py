@@ -92,7 +92,7 @@ CLEARED = "{case}, the gradients are gone after the call: clear nothing, the cal
 clip_scaled.judge_by(
     right=right, play=play, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
         Mistake("clips before unscaling", breaks="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
-                told="the gradients were clipped in effect to `max_norm / scale`: unscale them first, then clip to `max_norm`"),
+                told="the gradients were in effect clipped to `max_norm / scale`: unscale them first, then clip to `max_norm`"),
         Mistake("clears what was there", breaks="Clear nothing", edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
                 told="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
@@ -100,7 +100,7 @@ clip_scaled.judge_by(
         Mistake("unscales before backward", edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
                 told="there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and clear none in between"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.unscale_` came twice with no `scaler.update()` between: update after each step, skipped or not"),
+                told="`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each step, skipped or not"),
         Mistake("updates before the step", edits={STEP: UPDATE, UPDATE: STEP},
                 told="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
         Mistake("steps by hand", breaks="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},

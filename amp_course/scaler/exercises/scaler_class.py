@@ -119,11 +119,12 @@ class _Run:
                 call_answer(loss.backward, case)
             plain = [one.detach() for one in losses]
             facets: dict[str, Any] = {"the scaled loss": scaled, "the loss given to `scale`": plain}
-            if unscaled and row[0] != "_":
-                call_answer(self.scaler.unscale_, case, self.optimizers[0])
-                facets["the gradient"] = gradients(self.optimizers[0])
-                nn.utils.clip_grad_value_([self.parameters[0][0], self.parameters[0][2]], 0.03)  # an inf is finite then
-            for _, _, place in at_work:
+            for _, which, place in at_work if unscaled else ():
+                if place == 0 or self.number % 2:  # else `step` has to unscale
+                    call_answer(self.scaler.unscale_, case, self.optimizers[place])
+                    facets[f"the {which} optimizer's gradient"] = gradients(self.optimizers[place])
+                    nn.utils.clip_grad_value_(self.parameters[place][::2], 0.03)  # an inf is finite then
+            for _, _, place in at_work if self.number % 3 else at_work[::-1]:
                 call_answer(self.scaler.step, case, self.optimizers[place])
             call_answer(self.scaler.update, case)
             used, weights = [self.used[place] for _, _, place in at_work], [flat(one) for one in self.parameters]

@@ -93,7 +93,7 @@ def _moves_if(clean: str) -> dict[str, str]:
 scheduler_waits.judge_by(
     right=right, play=play, tolerance=1e-5, mistakes=[
         Mistake("always", breaks="only if the optimizer really stepped", edits={BEFORE: "pass", IF: "if True:"},
-                told="the scheduler moves on after a skip. `update()` lowers the scale there, by any factor: ask if it fell"),
+                told="the scheduler moves on after a skip: see whether the scale is lower after `update()` than it was before"),
         Mistake("takes growth for a skip", edits={IF: "if scaler.get_scale() == before:"},
                 told="the scheduler also waits after the scale grew. Only a fall of the scale means a skip: test for `>=`"),
         Mistake("moves only when the scale grows", edits={IF: "if scaler.get_scale() > before:"},

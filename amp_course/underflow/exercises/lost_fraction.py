@@ -93,6 +93,8 @@ lost_fraction.judge_by(
     mistakes=[
         Mistake("counts zeros that were zero before", breaks="not zero to begin with", edits={THERE: "there = tensor.flatten()"},
                 told="numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor != 0]`"),
+        Mistake("takes zeros for lost", edits={LOST: "lost = round_to(tensor, fmt) == 0"},
+                told="numbers that were zero before are counted as lost: leave them out, `tensor[tensor != 0]`"),
         Mistake("divides by all numbers", breaks="Of the numbers that are not zero", edits={COUNT: "count = tensor.numel()"},
                 told="you divide by the number of all elements, zeros included: divide by how many were not zero before"),
         Mistake("divides by what is left", edits={COUNT: "count = size.count_nonzero()"},

@@ -48,6 +48,7 @@ CASES = {  # rows of logits; for each row what is visible
     "for 65,537 equal logits, one of them masked": ([[7] * 65_537], ["0" + "1" * 65_536]),
     "for 3,813 equal logits": ([[7] * 3813], ["1" * 3813]),  # where bf16 rounds most, and an fp16 log too
     "where some shares are small": ([[8.5] + [2**-8] * 3, [-1, 0, -0.5, 8.5]], ["1111", "1011"]),  # fp16 rounds x − top
+    "where fp16 holds tiny shares": ([[0, -14, -16.5]], ["111"]),  # 8.3e-7 and 6e-8
     "where everything in one row is masked": ([[1, 2, 3, 4], [5, 20, 7, 8]], ["1110", "0000"]),
 }
 
@@ -68,6 +69,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
             "the softmax": shares[mask.any(dim=-1)],
             "the small shares": shares[far],
+            "the share of a single visible logit": bool((shares[mask & (mask.sum(-1, keepdim=True) == 1)] == 1).all()),
             "the row that is masked entirely": shares[~mask.any(dim=-1)].flatten(),
             "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
             "the dtype that comes back": got.dtype,
@@ -83,7 +85,9 @@ MASKED = {FILL: "pass", EXP: "e = torch.exp(x - top) * mask"}
 OVERFLOW = "exp overflows: exp(100) is inf in float32 too, and inf / inf is NaN. Subtract the row's maximum"
 AS_ZERO = "masked logits count as logits of 0, and exp(0) is 1: fill with a number far below every logit"
 SAID = {
-    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible",
+    "the rows of NaN": "{case}, NaN comes out in {got} of the rows in which something is visible. Look for inf / inf "
+    "and 0 / 0: from each row, subtract the maximum of what is visible before exp",
+    "the share of a single visible logit": "{case}, its share is not exactly 1. If you add an eps to the sum, take less",
     "what changes": "{case}, your function changes a tensor that it is given, the logits or the mask: work on a copy",
 }
 LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
@@ -119,8 +123,6 @@ safe_softmax.judge_by(
                 told="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
         Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"}, told=AS_ZERO),
         Mistake("multiplies logits and result by the mask", edits={FILL: "x = x * mask"}, told=AS_ZERO),
-        Mistake("a penalty of 10", breaks="What is masked gets exactly 0", edits={FILL: "x = x - 10 * ~mask", LAST: "pass"},
-                told="you lower what is masked by 10, and exp(−10) is not 0: set what is masked to 0 at the end"),
         Mistake("over the columns", edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
                 told="the columns add up to 1 instead of the rows: use `dim=-1`"),
         Mistake("float32 comes back", breaks="fp16 comes back", edits={RETURN: "return shares"},

@@ -38,7 +38,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Ask for four dtypes, and add what comes back to 1. Nothing is drawn."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         name = str(dtype).removeprefix("torch.")
-        x = read_number(call_answer(answer, f"for {name}", dtype), f"for {name}")
+        x = read_number(raw := call_answer(answer, f"for {name}", dtype), f"for {name}")
         one, held = torch.ones((), dtype=dtype), torch.tensor(x, dtype=dtype)
         below = torch.nextafter(held, torch.zeros_like(held))
         facets = {
@@ -46,13 +46,15 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             "1 + x": (one + held).item(),
             "the next smaller number": "moves 1" if one + below != one else "does nothing",
         }
-        yield Turn(f"for {name}", facets, {"name": name, "x": show_number(x)}, clues={"x": x})
+        size = "too small" if one + held == one else "too large"
+        size += "" if getattr(raw, "dtype", None) == dtype else ". Add tensors of that dtype: both 1 and x"
+        yield Turn(f"for {name}", facets, {"name": name, "x": show_number(x), "size": size}, clues={"x": x})
 
 
 WHILE, HALVE, RETURN = "while one + x != one:", "x = x / 2", "return torch.nextafter(x, one)"
 SAID = {
     "x": "for {name} your x is {x}, which is {got}: x has to be a positive number that the dtype holds exactly",
-    "1 + x": "computed in {name}, 1 + x is {got} for your x, {x}, and {want} is right: both 1 and x have to be of that dtype",
+    "1 + x": "computed in {name}, 1 + x is {got} for your x, {x}, which is {size}",
     "the next smaller number": "for {name} your x, {x}, does move 1, but so does the next smaller number of {name}",
 }
 
@@ -72,7 +74,5 @@ smallest_step.judge_by(
                 told="your x is that of float64 for every dtype. Python's numbers are float64: make both 1 and x tensors"),
         Mistake("float32's for all", answer=lambda dtype: right(torch.float32),
                 told="your x is that of float32 for every dtype. `torch.tensor(1.0)` is float32: pass `dtype=dtype`"),
-        Mistake("the smallest normal number", breaks="for which 1 + x", answer=lambda dtype: torch.finfo(dtype).tiny,
-                told="your x is the smallest normal number of the dtype, which does not move 1 at all: add 1 + x, and look"),
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
 RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
 WRONG = {
-    "doubled inputs": (edited(Float32Norm, {NO_GRAD: f"x = x * 2\n{NO_GRAD}"}), None),
+    "inference mode": (edited(Float32Norm, {NO_GRAD: "with torch.inference_mode():"}), None),
     "all in one mode": (edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}), "backbone trains"),
     "matrices only": (edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}), "last layer only"),
     "float32 after a pass": (edited(Float32Norm, {NO_GRAD: f"self.float()\n{NO_GRAD}"}), None),

@@ -23,17 +23,15 @@ def own_error(path, *training):
 
 
 IF, LOAD = "if part and checkpoint[name]:", "checkpoint = torch.load(file)"
-RNG, RETURN = 'torch.random.set_rng_state(checkpoint["rng"])', 'return torch.tensor(checkpoint["step"])'
-GENERATOR = "torch.default_generator.set_state(checkpoint.pop('rng'))"
+RNG = 'torch.random.set_rng_state(checkpoint["rng"])'
 LAX = "training[0].__dict__['_modules'].pop('more', None)"
 RIGHT = {
     "a loop": loop,
     "an error of its own": own_error,
-    "another generator": edited(loop, {RNG: GENERATOR, RETURN: "return int(checkpoint['step'])"}),
+    "another generator": edited(loop, {RNG: "torch.default_generator.set_state(checkpoint.pop('rng'))"}),
 }  # fmt: skip
 WRONG = {
     "only the optimizer": (edited(loop, {IF: "if name[0] == 'o':"}), "model not loaded"),
     "weights_only=False": (edited(loop, {LOAD: "checkpoint = torch.load(file, None, weights_only=False)"}), "runs code"),
     "removes what does not fit": (edited(loop, {LOAD: f"{LOAD}\n{LAX}"}), None),
-    "no rng": (edited(loop, {RNG: "torch.set_rng_state(checkpoint.get('rng', torch.get_rng_state()))"}), None),
 }  # fmt: skip

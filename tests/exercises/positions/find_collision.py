@@ -24,6 +24,6 @@ RIGHT = {
 }
 WRONG = {
     "eps, halved": (lambda bits: int(1 / 2.0**-bits) + 1, "forgets the hidden 1"),
-    "a table of two": (lambda bits: {7: 257, 10: 2049}.get(bits, 257), None),
     "cast to bf16": (lambda bits: torch.tensor(2.0 ** (bits + 1) + 1).bfloat16(), None),
+    "a table of two": (lambda bits: {7: 257, 10: 2049}.get(bits, 257), None),
 }
