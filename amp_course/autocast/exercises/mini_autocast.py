@@ -49,7 +49,7 @@ OWN, FOREIGN = (LOWER_OPS, FP32_OPS, WIDEST_OPS), ({torch.exp}, {torch.mm}, {tor
 LINES = (
     "torch.mm(ids, ids)", "fp64 @ fp64", "torch.mm(fp32, fp32)", "torch.mm(fine, ones)", "torch.mm(fp16, fp16)", "fp32.exp()",
     'torch.einsum("ij,jk->ik", pair)', 'torch.einsum("ij,jk->ik", (fp32, fp32))', "F.mse_loss(large, -large)", "torch.arange(3)",
-    "torch.cat([low, low])", "torch.cat([low, fp32])", "torch.cat([fp32, low])", "torch.cat([low, low, fp32])", "low.exp()",
+    "torch.cat([low, low])", "torch.cat([low, fp32])", "torch.cat([fp32, low])", "torch.cat([low, low, fp32])", "low * row[0]",
     "torch.cat([fp16, fp16])", "torch.cat([ids, ids])", "torch.index_copy(low, 0, classes, low)", "F.mse_loss(fp64, fp64)",
 )  # fmt: skip
 OTHER = " with the lists `{torch.exp}`, `{torch.mm}` and `{torch.mv}`"
