@@ -145,6 +145,6 @@ evaluate_right.judge_by(
         Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
                 told="the model itself has its old mode, and its layers are in eval mode: put back each of `model.modules()`"),
         Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
-                told="a layer lost its own mode: `model.train(…)` gives all one mode. Put each layer's own `training` back"),
+                told="a layer lost its own mode: `train(…)` sets all the children, too. Put back `training` of each layer"),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ log_scale.judge_by(
         Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
                 told="your second value is True when the step was taken: the card asks for the opposite"),
         Mistake("never skipped", edits={RETURN: "return used, False"},
-                told="“skipped” is never True: see if `update()` made the scale smaller (by whatever factor, not just by 0.5)"),
+                told="“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor (not just by 0.5)"),
         Mistake("looks for inf only", edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
                 told="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
         *[Mistake(f"looks at {part} only", edits={RETURN: f"{DECIDE}{test}"},

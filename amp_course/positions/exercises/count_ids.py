@@ -23,8 +23,8 @@ count_ids = Exercise(
     "id, which counts too.",
     hints=(
         "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to 1,024? Look at the spacing.",
-        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p has an id of its own. Each later binade, from a "
-        "power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
+        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p (and to `fmt.max`) has its own id. Each later binade, "
+        "from a power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
         "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, step))` counts the steps up "
         "to it, ties to even as in a cast. Add 2^(p−1) values for each binade before. From half a step past `fmt.max` on, "
         "positions become inf: one more value than there are up to `fmt.max`.",

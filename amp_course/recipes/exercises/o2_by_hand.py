@@ -148,7 +148,7 @@ o2_by_hand.judge_by(
         Mistake("loss not scaled", breaks="scales it", edits={BACKWARD: "loss.backward()"},
                 told="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * scale).backward()`"),
         Mistake("loss in fp16", breaks="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
-                told="the loss or its scale is in fp16, where 65,536 is inf. Compute the loss from `self.model(…).float()`"),
+                told="the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, keep float32"),
         Mistake("not unscaled", breaks="unscales the gradients", edits={UNSCALE: "master.grad = p.grad.float()"},
                 told="the gradients were not unscaled: divide them by the scale, in float32"),
         Mistake("unscaled in fp16", edits={UNSCALE: "master.grad = (p.grad / scale).float()"},

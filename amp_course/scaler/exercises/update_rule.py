@@ -76,7 +76,7 @@ update_rule.judge_by(
                 answer=lambda s, k, f, g, b, n: (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n),
                 told="the scale grows too early: only after {interval} clean steps in a row"),
         Mistake("keeps the streak after growth", answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
-                told="the streak goes on after a growth: set it to 0, or the scale grows again too soon, or never again"),
+                told="the streak goes on after a growth: it counts clean steps since then, so set it to 0"),
         Mistake("grows to inf", breaks="as torch's scaler computes them", answer=_unguarded,
                 told="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
         Mistake("clamps at the top", answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),

@@ -137,7 +137,7 @@ master_sgd.judge_by(
         Mistake("keeps what `zip` gives", edits={MASTERS: f"{MASTERS}\nself.all = {PAIRS}", ZIP: "for p, master in self.all:"},
                 told="nothing moves after the first step. Is an iterator kept, such as `zip(…)`? It can be read only once"),
         Mistake("those with a gradient at first", edits={KEEP: "self.params = [p for p in params if p.grad is not None]"},
-                told="what has no gradient when the optimizer is made never changes: its first may come later. Keep them all"),
+                told="what has no gradient when the masters are made never changes: its first may come later. Keep them all"),
         Mistake("never writes back", edits={COPY: "pass"},
                 told="the parameters never change: `step()` has to update each master and write it into the parameter itself, "
                 "`p.copy_(master)`"),
