@@ -23,8 +23,8 @@ count_ids = Exercise(
     "id, which counts too.",
     hints=(
         "How many bf16 numbers are there from 256 up to, but not including, 512? And from 512 to 1,024? Look at the spacing.",
-        "With p = `fmt.significand_bits` + 1 bits, every integer up to 2^p (and to `fmt.max`) has its own id. Each later binade, "
-        "from a power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
+        "With p = `fmt.significand_bits` + 1, every integer up to 2^p (or to a smaller `fmt.max`) has its own id. Each later "
+        "binade, from a power of two to the next, holds 2^(p−1) values. Which value does the last position, n − 1, round to?",
         "The spacing at n − 1 is `step = 2 ** ((n - 1).bit_length() - p)`. `round(Fraction(n - 1, step))` counts the steps up "
         "to it, ties to even as in a cast. Add 2^(p−1) values for each binade before. From half a step past `fmt.max` on, "
         "positions become inf: one more value than there are up to `fmt.max`.",
@@ -35,15 +35,16 @@ count_ids = Exercise(
 )  # fmt: skip
 
 _LONG = 2**21  # positions; a loop over a sixteenth of them is noticed, one over the 65,536 patterns of bf16 is not
+SHORT = FloatFormat.of(4, 8)  # ends at 255.5, before 2^9
 _OTHERS = (str(Path(__file__).parents[2]), str(Path(random.__file__).parent))  # whose lines are not counted
 
 
 def right(n: int, fmt: FloatFormat) -> int:
     bits, half_step = fmt.significand_bits + 1, 2 ** (fmt.max_exponent - fmt.significand_bits) // 2
-    exact = 2**bits
-    if n <= exact + 1:
-        return n
     last, most = n - 1, int(fmt.max)
+    exact = min(2**bits, most + 1)
+    if n <= exact + 1 or most < exact:  # in a short format, most + 1 is inf, and so is every position after it
+        return min(n, exact + 1)
     overflows = int(last >= most + half_step)
     last = min(last, most)
     binade = last.bit_length() - 1
@@ -104,23 +105,25 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         yield Turn(case, {"the way it counts": (way := _way(answer, case, n))})
         if way != "by a formula":
             return
-    for fmt, lengths in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40)), (BF16, (_LONG, 2**40))):
-        yield Turn("", {"the count": (counts := _counts(answer, lengths, fmt))})
-    if counts != _counts(right, (_LONG, 2**40), BF16):
-        return
+    for fmt, few in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40))):
+        yield Turn("", {"the count": _counts(answer, few, fmt)})
     many = [2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)]
     many += [int(fmt.max) + off for fmt in (FP16, FP8_E5M2) for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
     many += [2**40 - 2**31, *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9))]
     many += [draw.randrange(2**41) for _ in range(3)]
-    for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2):
-        within, past = [n for n in many if n <= fmt.max], [n for n in many if n > fmt.max]
+    rounds = [(fmt, many) for fmt in (BF16, FloatFormat.of(8, draw.randint(4, 6)), FP16, FP8_E5M2)]
+    short = [(SHORT, [*range(254, 260), 300, 513]), (SHORT, [514, 515, 700, 2**20, 2**40])]
+    for fmt, lengths in ((BF16, [_LONG, 2**40]), *rounds, *short):
+        within, past = [n for n in lengths if n <= fmt.max], [n for n in lengths if n > fmt.max]
         yield Turn("", {"the count": _counts(answer, within, fmt)})
         facts = {"format": fmt.name, "end": f"{fmt.max:,.0f}"}
         yield Turn("", {"the count past the largest number": _counts(answer, past, fmt)}, facts)
+        if _counts(answer, lengths, fmt) != _counts(right, lengths, fmt):
+            return
 
 
 def _counts(answer: Callable[..., Any], lengths: Iterable[int], fmt: FloatFormat) -> Results:
-    own = f"a format with 8 exponent and {fmt.significand_bits} significand bits"
+    own = f"a format with {fmt.exponent_bits} exponent and {fmt.significand_bits} significand bits"
     cases = {f"for n = {n:,} in {fmt.name if fmt in (BF16, FP16, FP8_E5M2) else own}": n for n in lengths}
     found = {case: read_number(call_answer(answer, case, n, fmt), case) for case, n in cases.items()}
     return Results(found)
@@ -163,6 +166,8 @@ count_ids.judge_by(
                 told="with the hidden 1 in front of the stored bits, integers are exact up to 2^(`fmt.significand_bits` + 1)"),
         Mistake("forgets position 0", edits={RETURN: "return exact + before + in_binade + overflows"},
                 told="one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = `fmt.significand_bits` + 1"),
+        Mistake("n up to 2^p before the range", edits={"exact = min(2**bits, most + 1)": "exact = 2**bits"},
+                told="a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, which is one id"),
     ],
     said={"the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: count binades instead"},
 )  # fmt: skip

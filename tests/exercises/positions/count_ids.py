@@ -9,13 +9,13 @@ from amp_course.bits import encode, round_to
 
 
 def patterns(n, fmt):
-    exact = 2 ** (fmt.significand_bits + 1)
+    exact = min(2 ** (fmt.significand_bits + 1), int(fmt.max) + 1)
     return float(n if n <= exact + 1 else exact + 1 + encode(n - 1, fmt) - encode(exact, fmt))
 
 
 def halving(n, fmt, overflow=1):
     value, exact = round_to(torch.tensor(n - 1.0, dtype=torch.float64), fmt).item(), 2 ** (fmt.significand_bits + 1)
-    value, count = (fmt.max, 1 + overflow) if math.isinf(value) else (value, 1)
+    value, count = (int(fmt.max), 1 + overflow) if math.isinf(value) else (value, 1)
     while value > exact:
         value, count = value / 2, count + exact // 2
     return torch.tensor(count + value)
