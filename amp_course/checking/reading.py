@@ -53,9 +53,9 @@ def read_integer(got: Any, case: str = "", what: str = "an int", subject: str = 
 
 
 def read_bool(got: Any, case: str = "", what: str = "True or False", subject: str = _FUNCTION) -> bool:
-    """Return what an answer gave as a bool: NumPy's and a tensor of one element will do. Raises Wrong for anything else."""
+    """Return what an answer gave as a bool: 0, 1, NumPy's or a tensor of one element will do. Raises Wrong for anything else."""
     one = _one(got, case, what, subject)
-    if isinstance(one, (bool, np.bool_)):
+    if isinstance(one, (bool, np.bool_)) or (type(one) is int and one in (0, 1)):
         return bool(one)
     raise Wrong(_said(subject, _shown(one), case, f"not {what}"))
 

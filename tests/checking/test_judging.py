@@ -233,7 +233,7 @@ def test_numbers_are_read_from_whatever_means_one() -> None:
         assert read_number(one) == 2.0
     for one in (2, np.uint16(2), torch.tensor(2), np.array(2)):
         assert read_integer(one) == 2
-    assert read_bool(np.True_) is True and read_bool(torch.tensor(False)) is False
+    assert read_bool(np.True_) is read_bool(1) is True and read_bool(torch.tensor(False)) is read_bool(0) is False
     assert read_pair([1, 2]) == (1, 2)
     assert read_tensor(torch.ones(2, requires_grad=True), shape=(2,)).requires_grad is False
 
@@ -245,7 +245,7 @@ def test_numbers_are_read_from_whatever_means_one() -> None:
         (read_number, [1], "returned a list"), (read_number, None, "returned None"),
         (read_number, torch.ones(2), "a tensor of shape (2,)"),
         (read_integer, 2.0, "a float"), (read_integer, "101", "the text '101'"),
-        (read_integer, True, "a bool"), (read_bool, 1, "returned 1"),
+        (read_integer, True, "a bool"), (read_bool, 2, "returned 2"), (read_bool, 1.0, "returned 1.0"),
         (read_pair, (1, 2, 3), "a tuple of length 3"), (read_tensor, [1.0], "a list"),
     ],
 )  # fmt: skip

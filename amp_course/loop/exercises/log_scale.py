@@ -60,17 +60,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             if gradient is not None:
                 parameter.grad = scaler.get_scale() * torch.tensor([draw.random() * (gradient != 0.0), gradient])
         scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
-        if type(skipped) is int and skipped in (0, 1):
-            skipped = bool(skipped)
-        facets = {
+        yield Turn(case, {
             "the vector of weights after the step": flat(parameters),
             LEFT: sum(parameter.grad is not None for parameter in parameters),
             "the scale for the next step": scaler.get_scale(), COUNT: scaler._get_growth_tracker(),
             "the scale that you return": read_number(scale, case, "the scale that you return is"),
             "what you return for “skipped”": read_bool(skipped, case, subject="what you return for “skipped” is"),
             "the number of hooks and wrappers that you leave on the optimizer": _left(optimizer),
-        }  # fmt: skip
-        yield Turn(case, facets)
+        })  # fmt: skip
 
 
 def _left(optimizer: Any) -> int:
