@@ -100,6 +100,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     def weights() -> dict[str, Any]:
         return {
             "the dtype of the model's weights": _names(model.parameters()),
+            "the dtype of the model's buffer `mean_loss`": _names([model.get_buffer("mean_loss")]),
             "the number of weights that the optimizer updates": sum(m.numel() for m in masters),
             OWN: sum(m is p for m in masters for p in model.parameters()),
             "the dtype of the masters": _names(masters),
@@ -108,7 +109,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 
     trainer = call_answer(answer, "in `HalfTrainer(model, make_optimizer)`", model, make_optimizer)
     yield Turn("before the first step", weights())
-    if list(weights().values()) != ["float16", 85, 0, "float32", "training"]:
+    if list(weights().values()) != ["float16", "float16", 85, 0, "float32", "training"]:
         return  # whatever follows is only a consequence
     for number in range(7):
         what, inputs, targets, scale = batch_of(number, draw, generator)
@@ -135,6 +136,7 @@ def _names(tensors: Iterable[Tensor]) -> str:
 
 MAKE = "self.masters = [p.detach().float() for p in model.parameters()]"
 FINITE, UNSCALE = "finite = all(p.grad.isfinite().all() for p, _ in pairs)", "master.grad = p.grad.float() / scale"
+HALF, CAST = "self.model = model.half()", "self.model = model\nfor p in model.parameters():\n    p.data = p.data.half()"
 BACKWARD, COPY, CLEAR = "(loss * scale).backward()", "p.copy_(master)", "self.model.zero_grad()"
 OWN = "the number of tensors that the optimizer shares with the model"
 NO_GRADIENT = "the number of masters without a gradient"
@@ -145,6 +147,8 @@ o2_by_hand.judge_by(
     right=HalfTrainer, play=play, tolerance=1e-6, said=SAID, mistakes=[
         Mistake("steps the half weights", edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
                 told="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
+        Mistake("buffers left in float32", breaks="turns the model into fp16", edits={HALF: CAST},
+                told="the model's weights were cast, and its buffers were not. Call `model.half()`, which casts both"),
         Mistake("loss not scaled", breaks="scales it", edits={BACKWARD: "loss.backward()"},
                 told="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * scale).backward()`"),
         Mistake("loss in fp16", breaks="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
