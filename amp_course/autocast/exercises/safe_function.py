@@ -135,7 +135,8 @@ safe_function.judge_by(
         Mistake("no cast_inputs", edits={FORWARD: '@torch.amp.custom_fwd(device_type="cpu")', FLOAT: "pass"},
                 told="forward ran in 16 bits: `custom_fwd` switches autocast off only with `cast_inputs`, here torch.float32"),
         Mistake("backward not protected", breaks="even if somebody calls `backward()` inside the region", edits={BACKWARD: ""},
-                told="nothing keeps autocast on the CPU out of backward: `torch.amp.custom_bwd(device_type='cpu')` does"),
+                told="called in a region, backward runs under autocast: put `torch.amp.custom_bwd(device_type='cpu')` on it or, "
+                "if forward has a `with` block that turns autocast off, the same block into it"),
         Mistake("casts in a region only", breaks="outside of autocast", edits={FLOAT: "pass"},
                 told="outside of a region, nothing casts the points: call `.float()` there too (`cast_inputs` does not)"),
         Mistake("an island without .float()", breaks="in float32, bf16 or fp16",

@@ -89,6 +89,6 @@ add_scaler.judge_by(
         Mistake("returns the scaled loss", edits={SCALE: "loss = scaler.scale(loss)\nloss.backward()"},
                 told="the loss that you return is the scaled one, good for `backward()` only: return the loss itself"),
         Mistake("divides by the new scale", edits={SCALE: "(loss := scaler.scale(loss)).backward()", RETURN: DIVIDED},
-                told="this is right only as long as the scale stays, and `update()` may change it: return the loss itself"),
+                told="you divide the scaled loss by the scale after `update()`, which may change it: return the loss itself"),
     ],
 )  # fmt: skip

@@ -64,14 +64,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         accuracy = read_number(call_answer(answer, case, model, batches), case)
         named = [(f"layer “{name}”" if name else "the model itself", one) for name, one in model.named_modules()]
         left = {name: one for name, one in named if one.training != found.get(one)}
-        facets = {
+        yield Turn(case, {
             **{facet: " in some layers, ".join(sorted(got)) + " in others" * (len(got) > 1) for facet, got in seen.items()},
             "the state of the model afterwards": [flat(model.state_dict().values()), repr(model)],
             "`requires_grad` of the parameters afterwards": [one.requires_grad for one in model.parameters()],
             "the accuracy": accuracy,
             "the modes that you leave": ", ".join(f"{name} (now {MODES[one.training]})" for name, one in left.items()),
-        }  # fmt: skip
-        yield Turn(case, facets)
+        })  # fmt: skip
 
 
 def _batches(model: nn.Module, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

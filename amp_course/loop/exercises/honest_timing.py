@@ -86,12 +86,11 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         calls = machine.step, machine.next_batch, machine.synchronize, machine.clock
         case = f"with warmup={warmup} and repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
         seconds = read_number(call_answer(answer, case, *calls, warmup, len(times)), case)
-        facets = {
+        yield Turn(case, {
             "the clock that you read": "`clock()`" if machine.looks else "another",
             "the number of steps that ran": machine.steps,
             "your time in seconds": seconds,
-        }
-        yield Turn(case, facets, {}, {"seconds": seconds} if machine.looks else {})
+        }, clues={"seconds": seconds} if machine.looks else {})  # fmt: skip
 
 
 WARM, REPEAT, LOAD, STEP = "for _ in range(warmup):", "for _ in range(repeats):", "batch = next_batch()", "step(batch)"
@@ -118,7 +117,7 @@ honest_timing.judge_by(
         Mistake("milliseconds", breaks="in seconds", edits={RETURN: "return 1000 * statistics.median(samples)"},
                 told="this is the time in milliseconds, and the card asks for seconds"),
         Mistake("one sample too few", edits={RETURN: "return statistics.median(samples[1:])"},
-                told="this is the median without the first of the `repeats` steps: counted from 0, it is step number `warmup`"),
+                told="this is the median without the first step after the warm-up, the first of the `repeats` that count"),
         Mistake("the upper of two", edits={RETURN: "return statistics.median_high(samples)"},
                 told="the median of 6 samples is the mean of the middle two, and this is the larger one"),
         Mistake("the lower of two", edits={RETURN: "return statistics.median_low(samples)"},

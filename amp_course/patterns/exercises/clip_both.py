@@ -74,7 +74,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         value = read_number(got, case)
         finite = math.isfinite(planted)  # clipping by an inf norm gives zeros, too
         cleared = sum(w.grad is None or (finite and not w.grad.any()) for w in weights)
-        facets = {
+        yield Turn(case, {
             "the number of steps of the two optimizers": [len(own) for own in gradients],
             "the gradient at the first optimizer's step": gradients[0],
             "the gradient at the second optimizer's step": gradients[1],
@@ -82,8 +82,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the loss scale after the step": scaler.get_scale(),
             "the norm that you return": value if math.isfinite(value) else "one that is not finite",
             "the number of gradients that you cleared": cleared,
-        }
-        yield Turn(case, facets, {"scale": scale}, {"gradients": gradients})
+        }, {"scale": scale}, {"gradients": gradients})  # fmt: skip
 
 
 GROUPS = "groups = [group for optimizer in optimizers for group in optimizer.param_groups]"

@@ -102,12 +102,11 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         case = f"after `model.train({mode})`"
         returned = call_answer(model.train, case, mode)
         kind = "None" if returned is None else f"a {type(returned).__name__}"
-        facets: dict[str, Any] = {
+        yield Turn(case, {
             "the return value of `train`": "the model itself" if returned is model else kind,
             "the mode of the backbone's layers": modes(layers["backbone"]),
-            "the mode of the head's layers": modes(layers["head"]),
-        }
-        yield Turn(case, facets | state())
+            "the mode of the head's layers": modes(layers["head"]), **state(),
+        })  # fmt: skip
     yield Turn("before the first call of `train`", {"the mode of the new backbone's layers": first})
 
     for enabled, case in ((False, "with no region around your model"), (True, "in an fp16 region around your model")):
@@ -128,12 +127,11 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    facets = {
+    yield Turn("after four steps of training", {
         "the output's `requires_grad`": loss.requires_grad,
         "the change of the head's weights": flat(trained) - before,
         **{f"the {part}'s running means": flat(norm.running_mean for norm in norms[part]) for part in PARTS},
-    }
-    yield Turn("after four steps of training", facets)
+    })  # fmt: skip
 
 
 def modes(layers: list[nn.Module]) -> str:
@@ -150,7 +148,8 @@ frozen_layers.judge_by(
     right=Right, play=play, tolerance=1e-2,
     said={"the dtype of the head's parameters": "{case}, the head's parameters are in {got}, and the scaler refuses to unscale "
           "gradients in fp16: keep the head in float32, and call `.half()` on the backbone alone",
-          "the dtype of the backbone's matrices": "{case}, backbone matrices are in {got}: call `backbone.half()` in `__init__`"},
+          "the dtype of the backbone's matrices": "{case}, backbone matrices are in {got}: call `backbone.half()` in `__init__`, "
+          "and never `backbone.float()`, which casts the weights themselves and not only a copy of them"},
     mistakes=[
         Mistake("hidden in a list",
                 edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",

@@ -78,11 +78,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         with watched(path) as seen:
             call_answer(answer, "at a second save", path, *run.parts, 5)
         same = not second_name.exists() or second_name.read_bytes() == old
-        found = {
+        yield Turn("at a second save to the same path", {
             "what is at the path during the save": sorted({*seen} - {"from another folder"}) or "a checkpoint",
-            "the old file": "unchanged" if same else "written over",
-        }
-        yield Turn("at a second save to the same path", {**found, **loaded(path, draw)}, clues={"seen": seen})
+            "the old file": "unchanged" if same else "written over", **loaded(path, draw),
+        }, clues={"seen": seen})  # fmt: skip
 
 
 def loaded(path: Path, draw: random.Random) -> dict[str, Any]:
@@ -97,14 +96,15 @@ def loaded(path: Path, draw: random.Random) -> dict[str, Any]:
         try:
             load(state[key])
         except Exception as error:
-            kind = "None" if state[key] is None else f"of type {type(state[key]).__name__}"
             source = "torch.get_rng_state" if key == "rng" else f"{key}.state_dict"
-            why = (str(error).split("\n\t")[1:] or [""])[0].rstrip(". ")  # for a model, which names are missing
+            why = "it is None" if state[key] is None else f"its type is {type(state[key]).__name__}"
             if key == "scaler" and isinstance(state[key], dict):
                 why = f"it lacks {', '.join(name for name in new.parts[2].state_dict() if name not in state[key])}"
+            elif isinstance(state[key], dict) and key != "rng":
+                why = (str(error).split("\n\t")[1:] or [""])[0].rstrip(". ")  # for a model, which names are missing
             elif isinstance(state[key], torch.Tensor):
-                why = f"it has {state[key].numel()} elements of {state[key].dtype}"
-            told = f"`{key}` in the file is {kind}, and cannot be loaded as what `{source}()` returns"
+                why = f"it is a tensor of shape {tuple(state[key].shape)} and dtype {state[key].dtype}"
+            told = f"`{key}` in the file cannot be loaded as what `{source}()` returns"
             raise Wrong(f"{told} ({why})" if why else told) from error
     step = read_number(state["step"], subject="`step` in the file is")
     parts = {f"the {key} loaded from the file": part for key, part in new.states().items()}

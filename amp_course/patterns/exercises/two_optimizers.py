@@ -79,7 +79,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         with Observer(Training(lambda: None, [body, *heads], optimizers, [scaler], [])) as observer:
             call_answer(answer, case, body, heads, inputs, targets, loss_fn, optimizers, scaler)
         gradients = [[step.gradient.values.clone() for step in observer.update.steps(place)] for place in (0, 1)]
-        facets = {
+        yield Turn(case, {
             "the number of forward passes of the body": len(runs),
             "the dtype that body and heads compute in": " and ".join(sorted({*runs, *outputs})),
             "the dtype that the losses are computed in": " and ".join(sorted({*losses})) or "unknown",
@@ -90,8 +90,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the gradient at the second optimizer's step": gradients[1],
             "the loss scale after the iteration": scaler.get_scale(),
             "the weights after the iteration": flat(parameters),
-        }
-        yield Turn(case, facets, clues={"gradients": gradients})
+        }, clues={"gradients": gradients})  # fmt: skip
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
@@ -113,7 +112,7 @@ two_optimizers.judge_by(
                 told="the first `backward()` freed the body's graph: pass it `retain_graph=True`, or call it once, on the sum"),
         Mistake("second loss misses the body", breaks="its gradient is that of both losses",
                 edits={LOSSES: LOSSES.replace("head(features)", "head(features if head is heads[0] else features.detach())")},
-                told="the second loss is missing from the body's gradient: detach nothing, and step after both backward passes"),
+                told="the body's gradient lacks the second loss: detach no features, and step only after both backward passes"),
         Mistake("first loss is lost", edits={SECOND: f"optimizers[0].zero_grad()\n{SECOND}"},
                 told="only the second loss is in the gradients at the step: call `backward()` on both, and then clear once"),
         Mistake("averages the losses", edits={LOSSES: f"{LOSSES}\nlosses = [loss / 2 for loss in losses]"},

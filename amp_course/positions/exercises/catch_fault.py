@@ -86,7 +86,7 @@ def _why_failed(answer: Callable[..., Any]) -> str:
     """Say why a test fails right RoPEs, if it passes one that rounds nothing."""
     exact = make_rope("pairs", 5e5)
     verdict, _ = _verdict(answer, lambda x, positions: exact(x.double(), torch.as_tensor(positions)), "", False)
-    small = "it passes one that computes in float64, so it is too strict: bf16 rounds. For scores q · k, allow |q| · |k| / 50"
+    small = "it passes one that computes in float64, so it is too strict: bf16 rounds. Let scores differ by up to |q| · |k| / 50"
     return small if verdict == "passes" else ""
 
 
@@ -102,7 +102,7 @@ def _verdict(answer: Callable[..., Any], rope: RopeFunction, name: str, is_right
     except Exception as error:
         if is_right or isinstance(error, (AttributeError, NameError, TypeError, LookupError)):
             raise Failed(f"for {name}") from error
-        return "raises", f"raises {type(error).__name__} for {name}. A test tells a fault by AssertionError"
+        return "raises", f"raises {type(error).__name__} for {name}. A test reports a fault by AssertionError"
     if got is None:
         return "passes", f"passes {name}"
     shown = got if isinstance(got, bool) else f"an object of type {type(got).__name__}"
@@ -164,7 +164,7 @@ catch_fault.judge_by(
                 told='{saw}. Run it a second time in `with torch.autocast("cpu", dtype=torch.bfloat16):`'),
         Mistake("float32 only", edits=FLOAT32, told="{saw}. In training x is often bf16: run the test with bf16 x too"),
         Mistake("accepts wrong results", edits={FLAT: FLAT.replace("0.02", "3.0")},
-                told="{saw}. Allow scores |q| · |k| / 50. Make sure `assert` can fail: no `try` around it, no brackets after it"),
+                told="{saw}. Let scores differ by |q| · |k| / 50 at most. An `assert` in a `try`, or of a tuple, may never fail"),
         Mistake("fails them all", breaks="returns nothing for a right one", edits={FLAT: FLAT.replace("0.02", "-1.0")},
                 told="{saw}. It fails all six, and also one that computes in float64. Compare scores of a fixed offset"),
         Mistake("too strict", edits={FLAT: FLAT.replace("0.02", "1e-6")}, told="{saw}"),

@@ -47,7 +47,7 @@ find_collision.judge_by(
         Mistake("one bit too many", answer=lambda bits: 2 ** (bits + 2) + 1,
                 told="there is one bit more than the stored ones, the hidden 1, and you count two. The sign does not count"),
         Mistake("shifts once too often", answer=lambda bits: 2 ** (bits + 2),
-                told="you return 2^(M + 2), and the answer is one more than 2^(M + 1). If you shift: `+` binds before `<<`"),
+                told="this is 2^(`significand_bits` + 2), not 2^(`significand_bits` + 1) + 1. In a shift, `+` binds before `<<`"),
         Mistake("bf16 for all", answer=lambda bits: 257,
                 told="this is bf16's answer whatever the argument is: compute it from `significand_bits`"),
         Mistake("^ for a power", answer=lambda bits: 2 ^ (bits + 1) + 1,

@@ -175,7 +175,7 @@ where_it_dies.judge_by(
         Mistake("updates by exact gradients", edits={MOVING: "moving = step.exact_gradients[name] != 0"},
                 told="elements whose fp16 gradient is lost were counted. Count those whose fp16 gradient is not 0"),
         *(Mistake(f"update {limit}", edits={IDLE: f"idle = (step.lr * gradient).abs() {limit}"},
-                  told="updates were compared with a number or share of the weight. Half an ulp is neither: compute new weights")
+                  told="updates were compared with a number or share of the weight: compare the new fp16 weight with the old one")
           for limit in ("== 0", "< 2**-10", *(f"{less} * weight.abs()" for less in ("< 2**-10", "< 2**-11", "<= 2**-12")))),
     ],
 )  # fmt: skip

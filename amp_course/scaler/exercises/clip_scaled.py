@@ -87,7 +87,7 @@ STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
 CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
 NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
 EACH = "for p in parameters:\n    "
-CLEARED = "{case}, the gradients are gone after the call: clear nothing, the caller may still want to look at them"
+CLEARED = "{case}, the gradients are gone after the call: clear nothing, since the caller may want to look at them"
 
 clip_scaled.judge_by(
     right=right, play=play, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
@@ -128,6 +128,6 @@ clip_scaled.judge_by(
                 told="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from before"),
         Mistake("no step", edits={STEP: "pass"}, told="no step was taken: call `scaler.step(optimizer)` before the update"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
-                told="an overflow stops the training, and the scaler is there to skip it: leave `error_if_nonfinite` out"),
+                told="an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there to skip that step"),
     ],
 )  # fmt: skip

@@ -105,7 +105,7 @@ scheduler_waits.judge_by(
         Mistake("backward again", breaks="called after `backward()`", edits={BEFORE: f"scaler.scale(loss).backward()\n{BEFORE}"},
                 told="`backward()` has run when your function is called: the gradients are there, the loss is for logging"),
         Mistake("never moves", edits={BEFORE: "pass", STEP: f"stepped = {STEP}", IF: "if stepped is not None:"},
-                told=f"the scheduler never moves. Neither what `scaler.step` returns nor the size of the scale can tell. {_ASK}"),
+                told="the scheduler never moves. Step it unless `update()` lowers the scale: `scaler.step` always returns None"),
         Mistake("looks at the loss", breaks="The loss is only for logging", edits=_moves_if("loss.isfinite()"),
                 told=f"the scheduler moves if the loss is finite, but its scaled gradients may not be. {_ASK}"),
         Mistake("misses NaN", edits=_moves_if("not any(g.isinf().any() for g in grads)"),

@@ -49,8 +49,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
                 for result, one in zip(results, read_pair(got, case, "the pair (scale, streak)"), strict=True):
                     number = read_number(one, case)
                     result[case] = int(number) if result is results[1] and number.is_integer() else number
-            facets = {f"the next {facet}": results[0], "the next streak": results[1]}
-            yield Turn("", facets, {"interval": interval})
+            yield Turn("", {f"the next {facet}": results[0], "the next streak": results[1]}, {"interval": interval})
 
 
 def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:

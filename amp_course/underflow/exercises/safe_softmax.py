@@ -65,7 +65,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         given = logits.clone(), mask.clone()
         got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
         shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)  # NaN in a row: all of it
-        facets = {
+        yield Turn(case, {
             "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
             "the softmax": shares[mask.any(dim=-1)],
             "the small shares": shares[far],
@@ -74,8 +74,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
             "the dtype that comes back": got.dtype,
             "what changes": [not torch.equal(one, kept) for one, kept in zip(given, (logits, mask), strict=True)],
-        }
-        yield Turn(case, facets, clues={"small shares that are 0": int((shares[far] == 0).sum())})
+        }, clues={"small shares that are 0": int((shares[far] == 0).sum())})  # fmt: skip
 
 
 WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.float32).min)"
