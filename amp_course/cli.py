@@ -1,4 +1,4 @@
-"""The command `amp-course`: open the course, update it, show progress, report on the machine, start a chapter over."""
+"""The command `amp-course`: open the course, update it, show progress, report on the machine or time it, start a chapter over."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ examples:
   amp-course lab --no-browser --port 8890 on a machine that you reach through ssh
   amp-course progress                     what you have solved so far
   amp-course report --json                what this machine can do, for a program to read
+  amp-course bench --quick                what mixed precision buys on this machine, in a minute
+  amp-course bench --compare A B          two machines' results (JSON) next to each other
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
   amp-course mistakes loop                for instructors: the mistakes that the checks explain
   amp-course update                       the next version of the course; what you changed is kept
@@ -29,6 +31,12 @@ LAB = """\
 Copies to my_work/ the exercises that you do not have yet, and starts JupyterLab at the first notebook. Your copies are
 never overwritten. The server listens on this machine only, behind a token. JupyterLab's own options are passed on to it;
 what follows `--` is passed on unchecked.
+"""
+
+BENCH = """\
+Times this machine for mixed precision: matmuls by dtype and size, memory, the launch of an op, and three trainings in fp32 and
+under AMP. Prints the page with one recommendation and saves it as JSON and PNG. Close other programs first. Ctrl-C ends it
+early and keeps what is done. The JSON holds no names of yours and no paths: send it to others, and compare.
 """
 
 RESET = """\
@@ -92,6 +100,8 @@ def _run(argv: list[str]) -> int:
         _progress()
     elif args.command == "report":
         _report(args.json)
+    elif args.command == "bench":
+        return _bench(args)
     elif args.command == "mistakes":
         _mistakes(args.chapter, args.json)
     elif args.command == "update":
@@ -130,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("progress", help="show which exercises you have solved", allow_abbrev=False)
     report = commands.add_parser("report", help="say what this machine can do", allow_abbrev=False)
     report.add_argument("--json", action="store_true", help="print it as JSON")
+    _add_bench(commands)
     reset = commands.add_parser(
         "reset", help="get a fresh copy of a chapter's exercises", description=RESET, allow_abbrev=False
     )
@@ -143,6 +154,20 @@ def _parser() -> argparse.ArgumentParser:
     mistakes.add_argument("--json", action="store_true", help="print them as JSON")
     commands.add_parser("update", help="get the next version of the course", description=UPDATE, allow_abbrev=False)
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser(
+        "bench", help="time what mixed precision buys on this machine", description=BENCH, allow_abbrev=False
+    )
+    bench.add_argument("--quick", action="store_true", help="within a minute instead of five; the times spread more")
+    bench.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if torch finds one, else the CPU")
+    bench.add_argument("--out", metavar="FOLDER", help="save JSON and PNG there, under new names (default: my_work/)")
+    bench.add_argument("--json", metavar="FILE", help="save the JSON as FILE; - prints it instead of the text")
+    bench.add_argument("--png", metavar="FILE", help="save the picture as FILE")
+    bench.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    bench.add_argument("--compare", nargs=2, metavar=("A", "B"), help="only compare two JSON files; measures nothing")
+    bench.set_defaults(refuse=bench.error)
 
 
 def _port(text: str) -> int:
@@ -190,6 +215,25 @@ def _report(as_json: bool) -> None:
         print(json.dumps(report.to_dict(), indent=2))
     else:
         print(report)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    if args.compare:
+        if args.quick or args.force or args.device or args.out or args.json or args.png:
+            args.refuse("--compare reads two files and measures nothing: leave the other options out")
+        from amp_course.speed.bench.compare import compare_files
+
+        print(compare_files(*map(Path, args.compare)))
+        return 0
+    if args.out and (args.json or args.png):
+        args.refuse("--out chooses the names itself: give either --out, or --json and --png")
+    from amp_course.speed.bench.command import Targets, bench
+    from amp_course.speed.bench.run import FULL, QUICK
+
+    targets = Targets(Path(args.out) if args.out else None, args.json, args.png, args.force)
+    return bench(args.device, QUICK if args.quick else FULL, targets)
 
 
 def _mistakes(name: str | None, as_json: bool) -> None:

@@ -50,7 +50,7 @@ CHAPTERS = (
     Chapter(6, "loop", "How do I write an AMP loop, and what does it buy me?", 60),
     Chapter(7, "patterns", "How do clipping, accumulation, several optimizers and checkpoints fit in?", 60),
     Chapter(8, "recipes", "O0 to O3, naive, Paddle, Colossal-AI: which recipe survives?", 45),
-    Chapter(9, "speed", "Why is AMP not faster on my machine?", 45),
+    Chapter(9, "speed", "Why is AMP not faster on my machine?", 60),
     Chapter(10, "distributed", "What changes with many processes?", 45),
     Chapter(11, "debugging", "My loss is NaN. Now what?", 45),
     Chapter(12, "frontiers", "What lies below 16 bits?", 45),

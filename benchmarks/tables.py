@@ -32,6 +32,7 @@ def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         "recipes": _recipes,
         "panels": _panels,
         "auditor": _auditor,
+        "explain": _explain,
     }
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
 
@@ -181,6 +182,39 @@ def _auditor(records: Sequence[dict[str, Any]]) -> list[str]:
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return lines
+
+
+def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Planted causes**, {heading(record)}. Steps with one fault each, and what `explain` named; "
+            f"{record['named_first']} of {len(record['planted'])} first. Quartiles in brackets.",
+            "",
+            "| planted | step | cured | named | kinds / step | recorded / step |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, tried in record["planted"].items():
+            times = [_milliseconds(tried[side]) for side in ("plain_seconds", "cured_seconds")]
+            ratios = [f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")]
+            lines.append("| " + " | ".join([name, *times, ", ".join(tried["named"]) or "–", *ratios]) + " |")
+        lines += [
+            "",
+            f"**Predicted speed-up of AMP**, {heading(record)}.",
+            "",
+            "| workload | ceiling | predicted | measured | error | casts | other ops | memory | unexplained |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for found in record["workloads"].values():
+            ratios = [f"{found[name]:.3f}" for name in ("ceiling", "predicted", "measured")]
+            gap = [f"{value * 1e3:+.2f} ms" for value in found["gap_seconds"].values()]
+            lines.append("| " + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap]) + " |")
+        lines.append("")
+    return lines
+
+
+def _milliseconds(values: dict[str, float]) -> str:
+    return _with_quartiles({name: 1e3 * value for name, value in values.items()}, ".2f") + " ms"
 
 
 def heading(record: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from amp_course.recipes.survival import load_survival
+from benchmarks.tables import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--tiny", "--device", "cpu", "--rounds", "2", "--steps", "2", "--threads", "1"]
@@ -133,3 +134,14 @@ def test_the_auditor_accuses_nobody(results: Path) -> None:
     for values in found.values():
         assert values["faults"] == [] and values["limit_seconds"] >= 2
         assert set(values["seconds"]["audit"]) == set(values["steps"]) == SPREAD
+
+
+def test_explain_tries_ten_planted_causes(results: Path) -> None:
+    assert "planted causes named first" in run("explain", *SMALL, "--out", results)
+    (path,) = results.glob("explain-cpu-*.json")
+    found = json.loads(path.read_text())
+    assert len(found["planted"]) == 10 and len(found["workloads"]) == 3
+    for tried in found["planted"].values():
+        assert sum(tried["kinds"].values()) == pytest.approx(tried["explained_seconds"])
+        assert tried["first_is_planted"] == (tried["named"][:1] != [] and tried["named"][0] in tried["expected"])
+    assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables({"explain": [found]})

@@ -1,0 +1,83 @@
+"""Note where Python asks for a tensor's value. On a GPU, that is where the host waits until all queued work is done.
+
+It works on a CPU's tensors too, so a training loop can be examined where there is no GPU. Where there is one,
+`torch.cuda.set_sync_debug_mode("warn")` warns at most of these places, and also sees those inside libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+VALUE, CONDITION, TEXT, SHAPE = "value", "condition", "text", "shape"
+_KIND = {
+    **dict.fromkeys(("item", "tolist", "numpy", "cpu", "__array__", "__dlpack__"), VALUE),
+    **dict.fromkeys(("__float__", "__int__", "__index__", "__complex__"), VALUE),
+    **dict.fromkeys(("__bool__", "is_nonzero", "equal", "allclose", "__contains__"), CONDITION),
+    **dict.fromkeys(("__repr__", "__format__"), TEXT),
+    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique", "bincount"), SHAPE),
+}
+
+
+@dataclass(frozen=True)
+class Read:
+    """One value that the host asked for.
+
+    call:  the method or function: "item", "__bool__"
+    kind:  what it was for: "value", "condition" (an `if`), "text" (a print), or "shape" (of a result that depends on values)
+    place: what `HostReads.place()` returned at that time
+    """
+
+    call: str
+    kind: str
+    place: int
+
+
+class HostReads(TorchFunctionMode):
+    """Note every read in `reads`. What `.cpu()` or `.to("cpu")` has copied to the host can be read again for free.
+
+    place: tells where in the training the read happens: the number of the step, say
+
+    Example: with HostReads() as host: loss.item() → host.reads == [Read("item", "value", 0)]
+    """
+
+    def __init__(self, place: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()
+        self.place = place
+        self.reads: list[Read] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function, and note what it reads."""
+        kwargs = kwargs or {}
+        out, name = func(*args, **kwargs), getattr(func, "__name__", "")
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        on_host = bool(tensors) and all(hasattr(one, "_copied_to_host") for one in tensors)
+        kinds = [] if on_host else _kinds(name, args, kwargs)
+        self.reads += [Read(name, kind, self.place()) for kind in kinds]
+        if kinds and isinstance(out, Tensor) and name in ("cpu", "to"):
+            out, on_host = out.view_as(out), True  # a new object: on a CPU, `.cpu()` returns the tensor itself
+        if on_host:
+            for one in tree_leaves(out):
+                if isinstance(one, Tensor):
+                    one._copied_to_host = True  # type: ignore[attr-defined]
+        return out
+
+
+def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
+    """Return the kind of each read that a call makes: [] for nearly all calls."""
+    if name in _KIND:
+        return [_KIND[name]]
+    if name == "to" and not kwargs.get("non_blocking"):
+        return [VALUE for one in (*args[1:], *kwargs.values()) if isinstance(one, str) and one == "cpu"]
+    if name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple)):  # reads each tensor in the list
+        return [VALUE for one in tree_leaves(args[0]) if isinstance(one, Tensor)]
+    masks = name == "__getitem__" and any(
+        isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
+    )
+    return [SHAPE] if masks or (name == "where" and len(args) == 1 and not kwargs) else []

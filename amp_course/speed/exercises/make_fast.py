@@ -1,0 +1,195 @@
+"""Exercise 6 of chapter 09: a slow AMP training made fast, judged by its results and by what it launches; never by a clock."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number
+from amp_course.kit.dtypes import dtype_name
+from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
+from amp_course.speed.exercises.host_reads import HostReads
+
+make_fast = Exercise(
+    chapter="speed", name="make_fast", number=6, title="Make a slow step fast", difficulty=4, importance=5, minutes=20, lines=13,
+    task="Write `make_fast(model, batches, depth)`, which trains like the slow loop below: SGD with lr=0.1 and momentum=0.9, "
+    "one update per batch, under bf16 autocast. It returns the list of losses, and losses and weights are the same, up to the "
+    "rounding of bf16. But five things are gone: the Python loop over rows, the region for each call (weights are cast again "
+    "in each), the fp32 matmul in the head, the read of each loss, and the optimizer's kernels for each parameter.",
+    hints=(
+        "Three of the five are in the forward pass, and one region around a whole batch and its loss cures them together.",
+        "`model['block']` and `model['head']` take a whole batch, and `cross_entropy` returns the mean over its rows. Keep the "
+        "losses as tensors until the end.",
+        "`torch.optim.SGD(…, fused=True)` changes all weights in one kernel; keep `loss.detach()` and return "
+        "`torch.stack(losses).tolist()`.",
+    ),
+    why="Not one of the five changes a result, and none shows in a profile as one large item: you have to know what to count.",
+    alternative="`foreach=True`, which is the default on a GPU, or `torch.compile` of the forward pass; a CUDA graph of the "
+    "whole step removes the launches themselves.",
+)  # fmt: skip
+
+_SPARE_CASTS = 3  # more than the 11 per update that autocast needs here: 5 forward, 5 backward, 1 for the loss
+
+
+def right(model: Any, batches: Any, depth: int) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    losses = []
+    for inputs, targets in batches:
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+            hidden = inputs
+            for _ in range(depth):
+                hidden = torch.tanh(model["block"](hidden))
+            loss = cross_entropy(model["head"](hidden), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+class Watch(OpCounter):
+    """Counts ops, and those among them that write to a parameter: to any of them, and to the first."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._places = [parameter.data_ptr() for parameter in parameters]
+        self.writes = self.updates = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note which arguments the op writes to."""
+        written = [
+            one.data_ptr()
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for one in tree_leaves(value)
+            if isinstance(one, Tensor)
+        ]
+        self.writes += any(place in self._places for place in written)
+        self.updates += self._places[0] in written
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Train two drawn models, one for three batches of unequal size, one that is deeper."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for depth, sizes in ((3, (4, 4, 3)), (4, (3, 5))):
+        model = nn.ModuleDict({"block": nn.Linear(16, 16), "head": nn.Linear(16, 5)})
+        for parameter in model.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        batches = [
+            (torch.randn(rows, 16, generator=generator) * 2, torch.randint(0, 5, (rows,), generator=generator))
+            for rows in sizes
+        ]
+        yield _turn(answer, model, batches, depth)
+
+
+def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]], depth: int) -> Turn:
+    case = f"in {len(batches)} updates with depth={depth}"
+    before, parameters, count = flat(model.parameters()), [*model.parameters()], len(batches)
+    watch = Watch(parameters)
+    host = HostReads(lambda: sum(call.kind == MATMUL for call in watch.calls))
+    with host, watch:
+        got = call_answer(answer, case, model, list(batches), depth)
+    losses = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
+    if not isinstance(losses, (list, tuple)):
+        kind = "None" if got is None else f"a {type(got).__name__}"
+        raise Wrong(f"{case}, your function returned {kind}, not the list of losses")
+    if len(losses) != count:
+        raise Wrong(f"{case}, your function returned {len(losses)} losses for {count} batches")
+    matmuls = [call.dtype for call in watch.calls if call.kind == MATMUL]
+    low = sorted({dtype_name(dtype) for dtype in matmuls if dtype is not None and dtype.itemsize == 2})
+    casts, early = totals(watch.calls, CAST).kernels, [read for read in host.reads if read.place < len(matmuls)]
+    needed = count * (3 * depth + 2)  # each layer once forward and twice backward; the inputs need no gradient
+    facets: dict[str, Any] = {
+        "the dtype of the weights": " and ".join(sorted({dtype_name(one.dtype) for one in model.parameters()})),
+        "the losses": [read_number(loss, case, "your list holds") for loss in losses],
+        "the change of the weights": flat(model.parameters()) - before,
+        "the format of the 16-bit matmuls": " and ".join(low) or "none",
+        MATMULS: "as few as needed" if len(matmuls) <= needed else f"{len(matmuls)}",
+        FP32: matmuls.count(torch.float32),
+        CASTS: "as few as needed" if casts <= count * (11 + _SPARE_CASTS) else f"{casts}",
+        READS: "some" if early else "none",
+        WRITES: "one or two" if watch.writes <= 2 * count else f"{watch.writes / count:g}",
+    }  # fmt: skip
+    facts = {
+        "matmuls": len(matmuls), "needed": needed,
+        "casts": f"{casts / count:.0f}", "writes": f"{watch.writes / count:.0f}",
+        "calls": " and ".join(f"`{call}`" for call in dict.fromkeys(read.call for read in early)),
+    }  # fmt: skip
+    return Turn(case, facets, facts, {"updates": watch.updates})
+
+
+MATMULS, FP32, CASTS = "the number of matmuls", "the number of matmuls in float32", "the number of casts"
+READS, WRITES = "the values that are read during training", "the number of kernels that change weights"
+OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)"
+REGION, BATCHES = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):", "for inputs, targets in batches:"
+DEPTH, CALL = "for _ in range(depth):", 'hidden = torch.tanh(model["block"](hidden))'
+LOSS = 'loss = cross_entropy(model["head"](hidden), targets)'
+BACKWARD, STEP, CLEAR = "loss.backward()", "optimizer.step()", "optimizer.zero_grad()"
+KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses).tolist()"
+
+make_fast.judge_by(
+    right=right, play=play, tolerance=2e-2,
+    said={MATMULS: "{case}, {matmuls} matmuls run, and {needed} would do: run each layer once for a whole batch",
+          READS: "{case}, the host waits for values before all work is launched, by {calls}: read the losses at the end",
+          CASTS: "{case}, there are {casts} casts in each update, and 11 would do: cast nothing by hand, and open one region "
+          "for a batch",
+          WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change all of them in one"},
+    mistakes=[
+        Mistake("rows one at a time", breaks="the Python loop over rows", edits={
+                CALL: 'hidden = torch.stack([torch.tanh(model["block"](row)) for row in hidden])',
+                LOSS: 'pairs = zip(hidden, targets, strict=True)\n'
+                      'loss = torch.stack([cross_entropy(model["head"](row), target) for row, target in pairs]).mean()'},
+                told="the rows still run one at a time, in {matmuls} matmuls where {needed} would do: give the layers the whole "
+                "batch"),
+        Mistake("a region for each call", breaks="the region for each call", edits={
+                REGION: "if True:", CALL: f"{REGION}\n    {CALL}", LOSS: f"{REGION}\n    {LOSS}"},
+                told="the weights are cast again for each call, {casts} casts in each update: autocast keeps its copies only "
+                "while a region is open, and only with its cache. Open one region around the batch and its loss"),
+        Mistake("an fp32 island", breaks="the fp32 matmul in the head", edits={
+                LOSS: 'with torch.autocast(inputs.device.type, enabled=False):\n    logits = model["head"](hidden.float())\n'
+                      "loss = cross_entropy(logits, targets)"},
+                told="the head's matmul is still in fp32, forward and backward. Autocast computes cross_entropy in fp32 "
+                "anyway: let it lower the head"),
+        Mistake("reads each loss", breaks="the read of each loss",
+                edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
+                told="the host still waits for the loss of each batch, by {calls}: keep `loss.detach()`, and read all losses "
+                "at the end"),
+        Mistake("each parameter on its own", breaks="the optimizer's kernels for each parameter",
+                edits={OPTIMIZER: OPTIMIZER.replace("fused=True", "foreach=False")},
+                told="the optimizer changes each parameter on its own, {writes} kernels for weights in each update. Ask for "
+                "`fused=True` or `foreach=True`, which is the default on a GPU but not on a CPU"),
+        Mistake("one region around all updates", answer=torch.autocast("cpu", dtype=torch.bfloat16)(right),
+                told="one region is open during all updates, and its cache keeps the first bf16 weights: open one per batch"),
+        Mistake("no autocast", breaks="under bf16 autocast", edits={REGION: "if True:"},
+                told="everything runs in fp32: open a bf16 region around the forward pass and the loss"),
+        Mistake("fp16 instead of bf16", edits={REGION: REGION.replace("bfloat16", "float16")},
+                told="the region is in fp16, where gradients can underflow without a scaler: the slow loop trains in bf16"),
+        Mistake("converts the model", edits={OPTIMIZER: f"model.bfloat16()\n{OPTIMIZER}"},
+                told="the weights were converted to bf16, where small updates are lost: leave them in float32, and let "
+                "autocast cast"),
+        Mistake("the sum over the rows", breaks="losses and weights are the same",
+                edits={LOSS: LOSS.replace("targets)", 'targets, reduction="sum")')},
+                told="the loss is the sum over the rows of a batch: the slow loop divides it by their number"),
+        Mistake("one row of each batch", edits={BATCHES: f"{BATCHES}\n    inputs, targets = inputs[:1], targets[:1]"},
+                told="only the first row of each batch is trained on: give the layers the whole batch"),
+        Mistake("one call of the block", edits={DEPTH: "for _ in range(1):"},
+                told="the block runs once: it is called `depth` times, each time on its own output"),
+        Mistake("no tanh after the block", edits={CALL: 'hidden = model["block"](hidden)'},
+                told="the tanh is missing, which follows every call of the block"),
+        Mistake("no momentum", breaks="momentum=0.9", edits={OPTIMIZER: OPTIMIZER.replace("momentum=0.9, ", "")},
+                told="the updates have no momentum: make one SGD with momentum=0.9, before the first batch"),
+        Mistake("never clears", edits={CLEAR: "pass"},
+                told="the gradients are never cleared, so each update uses those of earlier batches as well"),
+        Mistake("one update at the end", breaks="update per batch",
+                edits={STEP: f"if len(losses) == len(batches) - 1:\n    {STEP}", CLEAR: "pass"},
+                told="the weights change only once, after the last batch: update after each"),
+        Mistake("the short batch left out", edits={STEP: f"if len(targets) >= len(batches[0][1]):\n    {STEP}"},
+                told="the short last batch makes no update: every batch does"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""Exercise 5 of chapter 09: read a trace. What is right is tested by curing each cause and running the step again."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer
+from amp_course.speed.traces import BOTTLENECKS, FP32, Trace, draw_step, example_traces, run
+
+name_bottleneck = Exercise(
+    chapter="speed", name="name_bottleneck", number=5, title="Name the bottleneck", difficulty=3, importance=5, minutes=15,
+    lines=7,
+    task="Write `name_bottleneck(trace)`: what limits the step that was traced? Return the name of the cause whose cure would "
+    "shorten the step the most: 'data' (batches arrive too late), 'launch' (the host launches too slowly), 'sync' (it reads "
+    "values too often), 'fp32' (matmuls in fp32) or 'memory' (casts and other kernels, which move bytes). The check uses the "
+    "five traces below, and others like them.",
+    hints=(
+        "Start with one question: is the GPU busy for most of the step? Whatever the host does meanwhile costs nothing.",
+        "If the GPU is busy, ask what it does: compare `fp32_ms` with `cast_ms + other_ms`. If it is idle, ask what the host "
+        "does.",
+        "If `busy_ms < 0.7 * step_ms`, the largest of `load_ms`, `launch_ms` and `read_ms` is the answer. If not, it is the "
+        "larger of the two sums on the GPU.",
+    ),
+    why="Host and GPU work at the same time, so most of the times in a trace overlap. You only gain by what the GPU "
+    "waits for or is busy with.",
+    alternative="cure one cause after the other in a simulation, and see which step is the shortest: `CURES` in "
+    "`amp_course.speed.traces`. For a real step, `explain` estimates the same.",
+)  # fmt: skip
+
+
+def right(trace: Trace) -> str:
+    if _idle(trace):
+        times = {"data": trace.load_ms, "launch": trace.launch_ms, "sync": trace.read_ms}
+    else:
+        times = {"fp32": trace.fp32_ms, "memory": trace.cast_ms + trace.other_ms}
+    return max(times, key=lambda name: times[name])
+
+
+def _idle(trace: Trace) -> bool:
+    return trace.busy_ms < 0.7 * trace.step_ms
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, misleading or not."""
+    cases = {f"for trace {name}": trace for name, trace in example_traces().items()}
+    for kind, misleading in itertools.product(BOTTLENECKS, (True, False)):
+        trace = run(draw_step(kind, draw, misleading=misleading))
+        cases[f"for another trace, in which {_why(trace)}"] = trace
+    for case, trace in cases.items():
+        yield Turn(case, {"the bottleneck": _read(call_answer(answer, case, trace), case)}, _facts(trace))
+
+
+def _read(got: Any, case: str) -> str:
+    """Return one of the names, in lower case."""
+    name = got.strip().lower() if isinstance(got, str) else ""
+    if name not in BOTTLENECKS:
+        shown = repr(got) if got is None or isinstance(got, (str, int, float)) else f"a {type(got).__name__}"
+        raise Wrong(f"{case}, your function returned {shown}: return one of {', '.join(map(repr, BOTTLENECKS))}")
+    return name
+
+
+def _why(trace: Trace) -> str:
+    """Tell what matters in a trace."""
+    busy = trace.busy_ms / trace.step_ms
+    if _idle(trace):
+        return (
+            f"the GPU is idle for {1 - busy:.0%} of the step, and the host waits {trace.load_ms:.1f} ms for a batch, launches "
+            f"kernels for {trace.launch_ms:.1f} ms and waits {trace.read_ms:.1f} ms in reads"
+        )
+    return (
+        f"the GPU is busy for {busy:.0%} of the step, {trace.fp32_ms:.1f} ms with matmuls in fp32 and "
+        f"{trace.cast_ms + trace.other_ms:.1f} ms with casts and other kernels"
+    )
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
+    """Return what messages quote."""
+    times = {name: f"{getattr(trace, f'{name}_ms'):.1f} ms" for name in ("step", "load", "launch", "read", "fp32")}
+    counts = {name: getattr(trace, name) for name in ("kernels", "fp32_kernels", "reads")}
+    return {**times, **counts, "longest": f"{trace.largest[1]:.1f} ms", "why": _why(trace)}
+
+
+def _of_longest_kernel(trace: Trace) -> str:
+    return "fp32" if trace.largest[0] == FP32 else "memory"
+
+
+def _host(trace: Trace) -> tuple[float, str]:
+    """Return the longest time of the host, and its name."""
+    return max((trace.load_ms, "data"), (trace.launch_ms, "launch"), (trace.read_ms, "sync"))
+
+
+def _gpu(trace: Trace) -> tuple[float, str]:
+    """Return the longest time of the GPU, and its name."""
+    return max((trace.fp32_ms, "fp32"), (trace.cast_ms + trace.other_ms, "memory"))
+
+
+def _idle_means(name: str) -> Callable[[Trace], str]:
+    return lambda trace: name if _idle(trace) else right(trace)
+
+
+def _busy_means(name_of: Callable[[Trace], str]) -> Callable[[Trace], str]:
+    return lambda trace: right(trace) if _idle(trace) else name_of(trace)
+
+
+def _swapped(one: str, other: str) -> Callable[[Trace], str]:
+    return lambda trace: {one: other, other: one}.get(right(trace), right(trace))
+
+
+REASONS = "a GPU can be idle for three reasons, and you always give the same one. Here {why}"
+
+name_bottleneck.judge_by(
+    right=right, play=play, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}, mistakes=[
+        Mistake("takes the longest kernel for the cause", breaks="shorten the step the most", answer=_of_longest_kernel,
+                told="you name the kind of the longest kernel, and one kernel of {longest} says little about a step of {step}: "
+                "{why}"),
+        Mistake("the longest kernel of a busy GPU", answer=_busy_means(_of_longest_kernel),
+                told="you name the kind of the longest kernel, which takes {longest}. Add up all kernels of a kind: {why}"),
+        Mistake("calls every idle GPU data loading", breaks="'data' (batches arrive too late)", answer=_idle_means("data"),
+                told=REASONS),
+        Mistake("calls every idle GPU launch-bound", breaks="'launch' (the host launches too slowly)",
+                answer=_idle_means("launch"), told=REASONS),
+        Mistake("calls every idle GPU synchronisation", breaks="'sync' (it reads values too often)", answer=_idle_means("sync"),
+                told=REASONS),
+        Mistake("confuses launch and sync", answer=_swapped("launch", "sync"),
+                told="you confuse two names: 'launch' is the time for starting kernels, 'sync' is waiting in reads. Here {why}"),
+        Mistake("confuses fp32 and memory", answer=_swapped("fp32", "memory"),
+                told="you confuse two names: 'fp32' is for matmuls in fp32, 'memory' for casts and other kernels. Here {why}"),
+        Mistake("asks the host alone", breaks="what limits the step", answer=lambda trace: _host(trace)[1],
+                told="you name what takes the host the longest, {read} of waiting in reads. But the GPU works meanwhile, so that "
+                "costs nothing: {why}"),
+        Mistake("asks the GPU alone", answer=lambda trace: _gpu(trace)[1],
+                told="you name what takes the GPU the longest, and it does little at all: {why}"),
+        Mistake("the longest time of all", answer=lambda trace: max(_host(trace), _gpu(trace))[1],
+                told="you name the longest of all times, on the host or on the GPU, and those overlap. Ask first whether the "
+                "GPU is busy: {why}"),
+        Mistake("many kernels", answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
+                told="{kernels} kernels are many, but launching them costs nothing while the GPU is busy with earlier ones: "
+                "{why}"),
+        Mistake("short kernels", answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
+                told="the kernels are shorter than their launches, but that is not what the GPU waits for: {why}"),
+        Mistake("any wait for data", answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
+                told="the host waits {load} for a batch, but the GPU still works through its queue meanwhile: {why}"),
+        Mistake("more than one read", answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
+                told="there are {reads} reads, but they take only {read} of {step}: compare times, not counts. Here {why}"),
+        Mistake("never fp32", breaks="'memory' (casts and other kernels, which move bytes)",
+                answer=_busy_means(lambda trace: "memory"),
+                told="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
+        Mistake("always fp32", breaks="'fp32' (matmuls in fp32)", answer=_busy_means(lambda trace: "fp32"),
+                told="matmuls in fp32 take {fp32} here, but the kernels that move bytes take longer: {why}"),
+    ],
+)  # fmt: skip

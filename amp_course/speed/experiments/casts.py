@@ -1,0 +1,171 @@
+"""What casts cost: an fp32 island in the middle of a block, and the width from which a matmul pays for its casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.kit.measure import seconds_text
+from amp_course.speed.counting import CAST, count_ops, fake_tensors, totals
+from amp_course.speed.experiments import published
+from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.in_turn import compare, sentence
+from amp_course.speed.experiments.workbench import (
+    drawn,
+    format_name,
+    is_slow,
+    low_dtype,
+    low_recipe,
+    pick_size,
+    seeded,
+    training,
+)
+
+
+class Blocks(nn.Module):
+    """Map (batch, width) to the same shape by blocks of linear and GELU; an island computes the GELU in fp32."""
+
+    def __init__(self, width: int, island: bool, depth: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.island = island
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape of x."""
+        for layer in self.layers:
+            x = layer(x)
+            if self.island:
+                with torch.autocast(x.device.type, enabled=False):
+                    x = nn.functional.gelu(x.float())
+            else:
+                x = nn.functional.gelu(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Island(Finding):
+    """Blocks under AMP, with and without an fp32 island in each. casts: of forward and backward."""
+
+    width: int
+    casts: dict[str, int]
+
+    title = "An fp32 island in each block"
+
+    @property
+    def sentence(self) -> str:
+        """Say what the islands cost, in casts and in time."""
+        assert self.comparison is not None
+        verdict = self.comparison.ratio("AMP", "AMP with islands").verdict
+        return sentence(
+            f"three islands raise the casts of a step from {self.casts['AMP']} to {self.casts['AMP with islands']}",
+            self.comparison.tell("AMP", "AMP with islands", who="AMP without them", than="with them"),
+            self.comparison.tell("AMP with islands", "fp32"),
+            "keep only those islands that your numbers need" if verdict == "faster" else "",
+        )
+
+
+def fp32_island(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> Island:
+    """Train blocks in fp32, under AMP, and under AMP with each activation moved to fp32."""
+    device = torch.device(device)
+    width = pick_size(device, cpu=512, slow=128, gpu=4096)
+    batch = pick_size(device, cpu=256, slow=64, gpu=4096)
+    plain = seeded(partial(Blocks, width, island=False), device)
+    broken = seeded(partial(Blocks, width, island=True), device)
+    x, y = drawn(batch, width, device=device), drawn(batch, width, device=device, seed=2)
+    sides = {
+        "fp32": training(plain, x, y),
+        "AMP": training(plain, x, y, low_recipe(device)),
+        "AMP with islands": training(broken, x, y, low_recipe(device)),
+    }
+    casts = {name: count_casts(island) for name, island in (("AMP", False), ("AMP with islands", True))}
+    return Island(compare(sides, device, seconds=seconds), (), width, casts)
+
+
+def count_casts(island: bool) -> int:
+    """Count the casts in forward and backward of three blocks under autocast."""
+    with fake_tensors(), count_ops() as counter:
+        model, x = Blocks(64, island), torch.zeros(8, 64)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+    return totals(counter.calls, CAST).kernels
+
+
+@dataclass(frozen=True)
+class BreakEven(Finding):
+    """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds, by width."""
+
+    batch: int
+    widths: tuple[int, ...]
+    fmt: str
+    slow_format: bool
+
+    title = "From which width a matmul pays for its casts"
+
+    def saved(self, width: int) -> float:
+        """Return the seconds that the matmul alone saves in 16 bits; negative where it is slower."""
+        assert self.comparison is not None
+        fp32, low = (self.comparison.timing(f"{width:,}: {what}").median for what in ("fp32", self.fmt))
+        return fp32 - low
+
+    def cost(self, width: int) -> float:
+        """Return the seconds of the casts: input and weight to 16 bits, the output back."""
+        assert self.comparison is not None
+        return self.comparison.timing(f"{width:,}: casts").median
+
+    @property
+    def width(self) -> int | None:
+        """The smallest width from which on the matmul saves more than the casts cost; None if there is none here."""
+        pays = None
+        for width in reversed(self.widths):
+            if self.saved(width) <= self.cost(width):
+                break
+            pays = width
+        return pays
+
+    @property
+    def sentence(self) -> str:
+        """Say where the casts begin to pay."""
+        first, last = self.widths[0], self.widths[-1]
+        told = [
+            f"at width {width:,}, the matmul {_saves(self.saved(width))} and the casts take {seconds_text(self.cost(width))}"
+            for width in (first, last)
+        ]
+        if self.width is not None:
+            told.append(f"with {self.batch:,} rows, casting pays from width {self.width:,} on")
+        elif self.slow_format:
+            told.append(f"casting pays at no width here, since {self.fmt} has no fast units on this machine")
+        else:
+            told.append(f"casting does not pay up to width {last:,} here")
+        return sentence(*told)
+
+
+def break_even(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> BreakEven:
+    """Time the matmul of a linear layer in both formats and the casts around it, for several widths."""
+    device, low = torch.device(device), low_dtype(torch.device(device))
+    largest = pick_size(device, cpu=1024, slow=128, gpu=8192)
+    widths, batch = (largest // 16, largest // 4, largest), pick_size(device, cpu=128, slow=64, gpu=2048)
+    sides: dict[str, Callable[[], object]] = {}
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for width in widths:
+            x, w = drawn(batch, width, device=device), drawn(width, width, device=device, seed=2)
+            low_x, low_w = x.to(low), w.to(low)
+            sides[f"{width:,}: fp32"] = partial(torch.matmul, x, w)
+            sides[f"{width:,}: {format_name(low)}"] = partial(torch.matmul, low_x, low_w)
+            sides[f"{width:,}: casts"] = partial(_cast, x, w, low_x @ low_w, low)
+        base = {side: f"{side.partition(':')[0]}: fp32" for side in sides}
+        comparison = compare(sides, device, seconds=seconds, base=base)
+    slow = is_slow(device, low)
+    return BreakEven(comparison, (published.CAST_COST,), batch, widths, format_name(low), slow)
+
+
+def _cast(x: Tensor, w: Tensor, low_y: Tensor, low: torch.dtype) -> None:
+    x.to(low), w.to(low), low_y.float()
+
+
+def _saves(seconds: float) -> str:
+    return f"saves {seconds_text(seconds)}" if seconds > 0 else f"loses {seconds_text(-seconds)}"

@@ -1,0 +1,48 @@
+"""Draw where casts begin to pay. It takes an experiment's numbers, and computes nothing."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.style import COLOURS, INK, new_figure, title
+from amp_course.speed.experiments.casts import BreakEven
+
+
+def break_even_figure(found: BreakEven) -> Figure:
+    """Draw, for each width, the seconds that a 16-bit matmul saves or loses, next to those of the casts it needs."""
+    told = "; ".join(
+        f"width {width:,}: saves {found.saved(width) * 1e6:,.0f} µs, casts take {found.cost(width) * 1e6:,.0f} µs"
+        for width in found.widths
+    )
+    figure, axis = new_figure(7.0, 3.0, alt=f"{found.title}. {told}.")
+    places = range(len(found.widths))
+    bars = (
+        ([found.saved(width) for width in found.widths], f"saved by the {found.fmt} matmul", COLOURS["amp_bf16"], ""),
+        ([found.cost(width) for width in found.widths], "taken by the casts", COLOURS["amp_fp16"], "//"),
+    )
+    for shift, (heights, label, colour, hatch) in zip((-0.2, 0.2), bars, strict=True):
+        axis.bar(
+            [place + shift for place in places],
+            heights,
+            0.38,
+            label=label,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+        )
+    smallest = min(abs(one) for heights, *_ in bars for one in heights if one)
+    axis.set_yscale("symlog", linthresh=smallest)
+    axis.axhline(0, color=INK, linewidth=1)
+    axis.set_xticks(places, [f"{width:,}" for width in found.widths])
+    axis.set_xlabel("width of the layer", fontsize=8, color=INK)
+    axis.yaxis.set_major_formatter(
+        FuncFormatter(
+            lambda y, _: "0" if not y else "" if abs(y) < smallest else f"{'−' if y < 0 else ''}{seconds_text(abs(y))}"
+        )
+    )
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.legend(fontsize=8, frameon=False)
+    title(axis, found.title, f"a linear layer with {found.batch:,} rows; below 0 the 16-bit matmul is slower")
+    return figure

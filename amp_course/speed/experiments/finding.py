@@ -1,0 +1,71 @@
+"""What an experiment returns: its measurements, a sentence that they bear out, and what others published about the same thing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from amp_course.kit.markup import inline_html
+from amp_course.speed.experiments.in_turn import Comparison
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure that somebody measured elsewhere: one sentence, and where it is from."""
+
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        """Write both. Example: "On a T4 … (pytorch#1)." """
+        return f"{self.what} ({self.source})."
+
+
+@dataclass(frozen=True)
+class Finding(ABC):
+    """One experiment's outcome. Each experiment adds its own numbers and its own `sentence`.
+
+    comparison: the sides, timed in turn; None where this machine cannot run the experiment
+    published:  the same thing measured elsewhere
+    """
+
+    comparison: Comparison | None
+    published: tuple[Published, ...]
+
+    title = ""  # what was tried, in a few words
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """Say what the numbers show, and no more than that."""
+
+    def __str__(self) -> str:
+        table = f"{self.comparison}\n\n" if self.comparison else ""
+        return (
+            f"{self.title}\n\n{table}{self.sentence}{''.join(f'{chr(10)}Elsewhere: {one}' for one in self.published)}"
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # where IPython shows plain text: a dataclass's own repr is a page of raw times
+
+    def _repr_html_(self) -> str:
+        table = self.comparison._repr_html_() if self.comparison else ""
+        lines = [self.sentence, *(f"Elsewhere: {one}" for one in self.published)]
+        return f"<b>{inline_html(self.title)}</b>{table}" + "".join(f"<p>{inline_html(line)}</p>" for line in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings, ready for JSON."""
+        own = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        return {"title": self.title, "sentence": self.sentence, **own}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

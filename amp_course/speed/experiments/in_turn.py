@@ -1,0 +1,212 @@
+"""Time several ways of doing one thing in turn, in one run, and compare them round by round.
+
+A round gives every side one block of steps. What slows the machine for a while slows all sides of that round, so the ratio of
+two sides is taken within each round. The median of these ratios is the answer, and their quartiles say how far to trust it.
+torch computes on one thread meanwhile, unless told otherwise: two threads wait for each other whenever another program takes
+a core, and a run in a notebook is to show a cause, not that. Single ops are the business of torch.utils.benchmark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from amp_course.kit.measure import Timing, seconds_text, synchronize
+from amp_course.kit.table import html_table, text_table
+from amp_course.kit.threads import one_thread
+
+Side = Callable[[], object]
+LEAST_ROUNDS, FEWEST_ROUNDS = 5, 3  # when time is up, and when twice that time is
+MARGIN = 1.02  # a difference below 2 % is left unnamed: on a machine that does other things too, it comes and goes
+_MOST_STEPS = 200  # in a block
+_CHEAP = 0.02  # seconds: a step this short is preceded by one that is not timed
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one side ran as another, over the rounds: above 1 it is faster."""
+
+    median: float
+    q1: float
+    q3: float
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "same"]:
+        """Compare the quartiles with 1: "same" unless the middle half of the rounds lies more than 2 % to one side of it."""
+        return "faster" if self.q1 > MARGIN else "slower" if self.q3 < 1 / MARGIN else "same"
+
+    def tell(self, who: str, base: str, plural: bool = False) -> str:
+        """Return a clause. Example: tell("AMP", "fp32") → "AMP is 1.80 times as fast as fp32 (quartiles 1.70 to 1.90)" """
+        if self.verdict == "faster":
+            verb = "are" if plural else "is"
+            return f"{who} {verb} {figures(self.median)} times as fast as {base} {spread_text(self.q1, self.q3)}"
+        if self.verdict == "slower":
+            verb, times = "take" if plural else "takes", figures(1 / self.median)
+            return f"{who} {verb} {times} times as long as {base} {spread_text(1 / self.q3, 1 / self.q1)}"
+        return (
+            f"between {who} and {base} there is no difference that this run can tell "
+            f"({figures(self.median)} times as fast, quartiles {figures(self.q1)} to {figures(self.q3)})"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The sides of one run, timed in turn.
+
+    seconds: side → seconds a step, one number a round
+    base:    side → the side that the table compares it with
+    steps:   in a block
+    results: side → what its very first call returned, if that was a number (a loss, say): sides that do the same work agree
+    """
+
+    seconds: Mapping[str, tuple[float, ...]]
+    base: Mapping[str, str]
+    steps: int
+    results: Mapping[str, float | None]
+
+    @property
+    def rounds(self) -> int:
+        """How many turns each side had."""
+        return len(next(iter(self.seconds.values())))
+
+    def timing(self, side: str) -> Timing:
+        """Return the times of one side's step. Raises KeyError, with the sides there are."""
+        return Timing(self.seconds[self._known(side)])
+
+    def ratio(self, side: str, base: str) -> Ratio:
+        """Return how many times as fast `side` is as `base`, from the ratio of each round."""
+        pairs = zip(self.seconds[self._known(side)], self.seconds[self._known(base)], strict=True)
+        ratios = Timing(tuple(other / own for own, other in pairs))
+        return Ratio(ratios.median, ratios.q1, ratios.q3)
+
+    def tell(self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False) -> str:
+        """Say in a clause how `side` compares with `base`; `who` and `than` are what to call them."""
+        return self.ratio(side, base).tell(who or side, than or base, plural)
+
+    def rows(self) -> list[list[str]]:
+        """Return a table as text, its head first."""
+        rows = [["", "time", "quartiles", "times as fast", "quartiles", "as"]]
+        for side in self.seconds:
+            timing, base = self.timing(side), self.base[side]
+            ratio = self.ratio(side, base)
+            times = [seconds_text(timing.median), f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"]
+            speeds = [figures(ratio.median), f"{figures(ratio.q1)} to {figures(ratio.q3)}", base]
+            rows.append([side, *times, *(["", "", ""] if side == base else speeds)])
+        return rows
+
+    def __str__(self) -> str:
+        return text_table(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings, ready for JSON."""
+        seconds = {side: list(times) for side, times in self.seconds.items()}
+        rest = {"base": dict(self.base), "steps": self.steps, "rounds": self.rounds, "results": dict(self.results)}
+        return {"seconds": seconds, **rest}
+
+    def _known(self, side: str) -> str:
+        if side not in self.seconds:
+            raise KeyError(f"{side!r} was not timed: choose one of {', '.join(self.seconds)}")
+        return side
+
+
+def compare(
+    sides: Mapping[str, Side],
+    device: torch.device | str = "cpu",
+    *,
+    rounds: int = 15,
+    steps: int | None = None,
+    seconds: float = 1.0,
+    base: Mapping[str, str] | None = None,
+    single: bool = True,
+) -> Comparison:
+    """Give each side a block of `steps` steps in each of `rounds` rounds, in about `seconds`.
+
+    steps:   None takes as many as there is time for
+    base:    side → the side that the table compares it with, which is the first unless named
+    single:  whether torch computes on one thread meanwhile
+
+    Each side's first call is not timed. The order changes from round to round. There are fewer rounds than asked for if time
+    runs out: at least 5, or 3 if they take twice as long. Raises ValueError for fewer than two sides, and for rounds or steps
+    below 1.
+    Example: compare({"fp32": train, "AMP": train_amp}).ratio("AMP", "fp32").median → 1.8
+    """
+    if len(sides) < 2 or rounds < 1 or (steps is not None and steps < 1):
+        raise ValueError(
+            f"{len(sides)} sides, rounds={rounds}, steps={steps}: a comparison needs at least two sides, one round and one step"
+        )
+    with one_thread() if single else nullcontext():
+        return _compare(sides, torch.device(device), rounds, steps, seconds, dict(base or {}))
+
+
+def _compare(
+    sides: Mapping[str, Side],
+    device: torch.device,
+    rounds: int,
+    steps: int | None,
+    seconds: float,
+    base: dict[str, str],
+) -> Comparison:
+    results, pace = {}, {}
+    for name, side in sides.items():
+        started = time.perf_counter()
+        results[name] = _number(side())
+        first = time.perf_counter() - started
+        pace[name] = first if first > seconds / 10 else _seconds_a_step(side, 1, device)
+    if steps is None:
+        steps = max(1, min(_MOST_STEPS, int(seconds / rounds / sum(pace.values())) - 1))
+    names, taken = list(sides), {name: list[float]() for name in sides}
+    began = time.perf_counter()
+    for number in range(rounds):
+        used = time.perf_counter() - began
+        if (number >= LEAST_ROUNDS and used > seconds) or (number >= FEWEST_ROUNDS and used > 2 * seconds):
+            break
+        shift = number % len(names)
+        order = names[shift:] + names[:shift]
+        for name in reversed(order) if number % 2 else order:
+            if pace[name] < _CHEAP:
+                sides[name]()  # or the first timed step would find the caches full of the other sides' weights
+            taken[name].append(_seconds_a_step(sides[name], steps, device))
+    bases = {name: base.get(name, names[0]) for name in names}
+    return Comparison({name: tuple(times) for name, times in taken.items()}, bases, steps, results)
+
+
+def figures(number: float) -> str:
+    """Write a number for people, with three figures from 1 on. Example: 1.234 → "1.23", 123.4 → "123", 0.0123 → "0.012" """
+    for least, places in ((99.95, 0), (9.995, 1), (0.0995, 2)):
+        if number >= least:
+            return f"{number:,.{places}f}"
+    return f"{number:.3f}"
+
+
+def spread_text(q1: float, q3: float) -> str:
+    """Write a spread. Example: 1.7, 1.9 → "(quartiles 1.70 to 1.90)" """
+    return f"(quartiles {figures(q1)} to {figures(q3)})"
+
+
+def sentence(*clauses: str) -> str:
+    """Join clauses that are not empty: each gets a capital and, unless it ends in a mark, a full stop."""
+    return " ".join(f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one)
+
+
+def _seconds_a_step(side: Side, steps: int, device: torch.device) -> float:
+    synchronize(device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        side()
+    synchronize(device)
+    return (time.perf_counter() - started) / steps
+
+
+def _number(result: object) -> float | None:
+    if isinstance(result, Tensor) and result.numel() == 1:
+        return float(result)
+    return float(result) if isinstance(result, int | float) else None

@@ -1,0 +1,92 @@
+"""What the experiments share: which 16-bit recipe suits a device, and training steps that start from the same weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.kit.dtypes import DTYPES
+from amp_course.kit.measure import synchronize
+from amp_course.kit.random_state import same_random_state
+from amp_course.kit.threads import one_thread
+from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
+from amp_course.loop.stepper import LossFn, MakeOptimizer
+
+SGD = functools.partial(torch.optim.SGD, lr=1e-3)
+SLOW = 1.5  # times fp32's time: a format beyond it has no fast units, and the experiments take small sizes
+
+
+def low_recipe(device: torch.device) -> Recipe:
+    """Return AMP in the 16-bit format to use on a device: fp16 on GPUs without bf16 arithmetic, bf16 elsewhere."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return AMP_FP16
+    return AMP_BF16
+
+
+def low_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of `low_recipe`."""
+    dtype = low_recipe(device).dtype
+    assert dtype is not None
+    return dtype
+
+
+def format_name(dtype: torch.dtype | None) -> str:
+    """Write a dtype as the course does: torch.bfloat16 → "bf16", None → "fp32"."""
+    return next((name for name, one in DTYPES.items() if one == dtype), "fp32")
+
+
+@functools.cache
+def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether matmuls in `dtype` are clearly slower than in fp32; takes a few hundredths of a second, once."""
+    size = 256 if device.type == "cpu" else 2048
+    with one_thread(), same_random_state(), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        source = torch.randn(size, size, device=device)
+        return _fastest_matmul(source.to(dtype)) > SLOW * _fastest_matmul(source)
+
+
+def _fastest_matmul(matrix: Tensor) -> float:
+    best = float("inf")
+    for _ in range(6):
+        synchronize(matrix.device)
+        started = time.perf_counter()
+        matrix @ matrix
+        synchronize(matrix.device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def pick_size(device: torch.device, *, cpu: int, slow: int, gpu: int) -> int:
+    """Return the size for a device: `slow` for a CPU whose 16-bit matmuls are emulated and would take minutes."""
+    if device.type != "cpu":
+        return gpu
+    return slow if is_slow(device, low_dtype(device)) else cpu
+
+
+def seeded(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """Build a model from a fixed seed on a device; the global random state is left alone."""
+    with same_random_state():
+        torch.manual_seed(0)
+        return make().to(device)
+
+
+def drawn(*shape: int, device: torch.device, seed: int = 1) -> Tensor:
+    """Return normal random numbers of a shape, the same in each run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def training(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    recipe: Recipe = FP32,
+    loss_fn: LossFn = nn.functional.mse_loss,
+    make_optimizer: MakeOptimizer = SGD,
+) -> Callable[[], Tensor]:
+    """Return a function that trains a copy of `model` by one step on one batch and returns the loss."""
+    stepper = recipe.prepare(copy.deepcopy(model), make_optimizer, loss_fn)
+    return lambda: stepper.step(inputs, targets)

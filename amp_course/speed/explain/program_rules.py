@@ -1,0 +1,141 @@
+"""Advice on what the program does around its ops: waiting, logging, reading values, Python, and starting the ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from amp_course.kit.measure import seconds_text
+from amp_course.speed.counting import MATMUL
+from amp_course.speed.explain import kinds
+from amp_course.speed.explain.findings import Advice, Findings
+from amp_course.speed.explain.sampling import Line
+
+_BUSY = 0.3  # of a fetch's time on the CPU; other programs may have taken the rest
+_MANY_LAUNCHES = 0.25  # of a step: every step has some launches, and a few are no cause
+
+
+def line_seconds(found: Findings, counts: Counter[Line], line: Line) -> float:
+    """Return the seconds of a step that a line's samples stand for."""
+    return found.seconds * found.lines.share(counts, line)
+
+
+def python_seconds(found: Findings, line: Line, also: Counter[Line] | None = None) -> float:
+    """Return a line's share of the time that the step spends between ops; `also`: other samples of the line to count."""
+    gaps, own = found.lines.gaps, found.lines.python[line] + (also[line] if also else 0)
+    return found.times[kinds.LAUNCH] * own / gaps if gaps else 0.0
+
+
+def check_data(found: Findings) -> Iterator[Advice]:
+    """Advise on waiting for data: what keeps it is told by the CPU's work meanwhile."""
+    waited = found.times[kinds.WAIT]
+    top = found.lines.data.most_common(1)
+    where = f", most of it in {top[0][0]}" if top else ""
+    took = f"the step waits {seconds_text(waited)} for its batch, {found.percent(waited)} of its time"
+    if found.workers:
+        yield Advice(
+            "slow-workers",
+            waited,
+            f"{took}, although {found.workers} worker{'s prepare' if found.workers > 1 else ' prepares'} the batches",
+            "make the batches cheaper (decode or resize once, beforehand), or use more workers if there are idle cores",
+            "09",
+        )
+    elif found.fetch_busy is None:
+        yield Advice(
+            "waiting-for-data",
+            waited,
+            f"{took}{where}",
+            "pass the loader to `explain(step, loader)` to learn whether its CPU or its source is slow; several workers help "
+            "with both",
+            "09",
+        )
+    elif found.fetch_busy > _BUSY:
+        yield Advice(
+            "data-preparation",
+            waited,
+            f"{took}, and the CPU is busy with it{where}",
+            "let workers prepare batches while the model trains: `DataLoader(…, num_workers=2)`; or do this work once, "
+            "beforehand, or on whole batches",
+            "09",
+        )
+    else:
+        yield Advice(
+            "slow-source",
+            waited,
+            f"{took}, and the CPU is idle meanwhile{where}: the source is slow (a disk, a network)",
+            "read ahead: `DataLoader(…, num_workers=2, prefetch_factor=4)`; or copy the data to a fast disk, in few large files",
+            "09",
+        )
+
+
+def check_logging(found: Findings, logs: set[Line]) -> Iterator[Advice]:
+    """Advise on lines that log."""
+    taken = {line: line_seconds(found, found.lines.logging, line) for line in logs}
+    if taken:
+        worst = max(taken, key=lambda line: taken[line])
+        total = sum(taken.values())
+        yield Advice(
+            "logging",
+            total,
+            f"logging takes {seconds_text(total)}, {found.percent(total)} of the step, most of it{found.at(worst)}",
+            "log every hundredth step, and keep what you log as tensors until then",
+            "09",
+        )
+
+
+def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
+    """Advise on reads of values, which a GPU has to wait for."""
+    count = sum(found.evidence.reads.values())
+    if not count:
+        return
+    total = found.times[kinds.SYNC] + sum(python_seconds(found, line) for line in reads)
+    line, most = found.evidence.reads.most_common(1)[0]
+    times = "once" if count == 1 else f"{count:,} times"
+    here = f", {most:,} of them{found.at(line)}" if line and count > 1 else found.at(line)
+    on_gpu = "" if found.device != "cpu" else ". On a GPU each would also wait until all that is queued is done"
+    yield Advice(
+        "host-reads",
+        total,
+        f"the step reads values {times}{here}, which takes {seconds_text(total)}, {found.percent(total)} of it{on_gpu}",
+        "keep values as tensors (`total += loss.detach()`), and read one every hundredth step; let `torch.where` decide "
+        "instead of `if`",
+        "09",
+    )
+
+
+def check_python(found: Findings, explained: set[Line]) -> Iterator[Advice]:
+    """Name the lines that run Python for long and start no op."""
+    starts_ops = {line for line in found.evidence.lines if line}
+    slow = {
+        line: python_seconds(found, line)
+        for line in found.lines.python
+        if line not in explained and line not in starts_ops
+    }
+    if not slow:
+        return
+    worst = max(slow, key=lambda line: slow[line])
+    total = sum(slow.values())
+    yield Advice(
+        "python",
+        total,
+        f"Python code that calls no op of torch takes {seconds_text(total)}, {found.percent(total)} of the step, most of it"
+        f"{found.at(worst)}",
+        "move it out of the step: into the loader's workers, or to every hundredth step; or write it as an op on whole tensors",
+        "09",
+    )
+
+
+def check_small_ops(found: Findings, left: float) -> Iterator[Advice]:
+    """Advise on the launches that no line explains, if they are a large part of the step."""
+    count = len(found.evidence.calls)
+    if count and left > _MANY_LAUNCHES * found.seconds:
+        matmuls = sum(call.kind == MATMUL for call in found.evidence.calls)
+        yield Advice(
+            "small-ops",
+            left,
+            f"starting {count:,} ops ({matmuls:,} of them matmuls) takes {seconds_text(left)} of Python and of calls, "
+            f"{found.percent(left)} of the step: too little work in each for its launch",
+            "give each op more to do (a larger batch, a wider net), or start fewer: `torch.compile`, a fused optimizer, "
+            "CUDA graphs on a GPU",
+            "09",
+        )

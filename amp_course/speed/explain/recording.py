@@ -1,0 +1,125 @@
+"""Record steps with `torch.profiler`: a tree of ops for each, with times and dtypes, in plain data that a test can build."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+STEP, DATA = "amp_course.step", "amp_course.data"
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op, or a named stretch of code, in the time of one thread; `children` ran inside it.
+
+    start, end: nanoseconds since 1970
+    dtypes:     of its tensor inputs, in order; those of lists of tensors included
+    kernels:    (start, end) of what it started on an accelerator, which runs later
+    """
+
+    name: str
+    start: int
+    end: int
+    dtypes: tuple[torch.dtype, ...] = ()
+    children: tuple[Op, ...] = ()
+    kernels: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def own(self) -> int:
+        """The nanoseconds that no child accounts for."""
+        return max(0, self.end - self.start - sum(child.end - child.start for child in self.children))
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: what the calling thread did, and what other threads (autograd's, for a GPU) did meanwhile."""
+
+    main: Op
+    others: tuple[Op, ...] = field(default=())
+
+
+class Stretch:
+    """Name a stretch of code in the record; cheap where nothing is recorded."""
+
+    def __init__(self, name: str) -> None:
+        self._function = record_function(name)
+
+    def __enter__(self) -> None:
+        self._function.__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        self._function.__exit__(*details)
+
+
+def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> list[StepRecord]:
+    """Call `run()` so many times under the profiler, each inside `Stretch(STEP)`, and return what it recorded.
+
+    Raises RuntimeError if another profiler is running.
+    """
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("another profiler is running, and there can be only one: leave its `with` block first.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or its C++ writes on stderr as it starts and stops
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities, record_shapes=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of GPU counters that it may not read: what is missing is noticed below
+        with profiler:
+            for _ in range(steps):
+                with Stretch(STEP):
+                    run()
+    assert profiler.profiler is not None
+    results: Any = profiler.profiler.kineto_results
+    return _steps(results, device)
+
+
+def _steps(results: Any, device: torch.device) -> list[StepRecord]:
+    kernels = _kernels(results) if device.type != "cpu" else {}
+    roots = results.experimental_event_tree()
+    found = [node for node in roots if node.name == STEP]
+    others = [node for node in roots if node.name != STEP]
+    records = []
+    for step in found:
+        start, end = step.start_time_ns, step.end_time_ns
+        meanwhile = tuple(
+            _op(node, kernels)
+            for node in others
+            if node.start_tid != step.start_tid and node.start_time_ns < end and node.end_time_ns > start
+        )
+        records.append(StepRecord(_op(step, kernels), meanwhile))
+    return records
+
+
+def _op(node: Any, kernels: dict[int, list[tuple[int, int]]]) -> Op:
+    return Op(
+        node.name,
+        node.start_time_ns,
+        node.end_time_ns,
+        tuple(_dtypes(getattr(node.extra_fields, "inputs", ()))),
+        tuple(_op(child, kernels) for child in node.children),
+        tuple(kernels.get(node.correlation_id, ())),
+    )
+
+
+def _dtypes(inputs: Any) -> Iterator[torch.dtype]:
+    for one in inputs:
+        if isinstance(one, list):
+            yield from _dtypes(one)
+        elif (dtype := getattr(one, "dtype", None)) is not None:
+            yield dtype
+
+
+def _kernels(results: Any) -> dict[int, list[tuple[int, int]]]:
+    """Return, for each op's correlation id, when its kernels ran on the accelerator."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for event in results.events():
+        if event.device_type() != torch.autograd.DeviceType.CPU:
+            found.setdefault(event.linked_correlation_id(), []).append((event.start_ns(), event.end_ns()))
+    return found

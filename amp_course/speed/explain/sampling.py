@@ -1,0 +1,116 @@
+"""Sample which line of Python a thread is at, many times a second, to name the lines that a step's Python time goes to."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_EVERY = 0.0005  # seconds between samples
+_SWITCH = 0.0002  # seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
+_TORCH = str(Path(torch.__file__).parent)
+_STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
+_LIBRARIES = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], _STDLIB})
+_HERE = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the code that is being explained, as people name it."""
+
+    file: str
+    number: int
+
+    @property
+    def text(self) -> str:
+        """The line itself, without its indentation; "" where its source cannot be had."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "…"
+        place = f"line {self.number}"
+        if not self.file.startswith("<") and "ipykernel" not in self.file:
+            place += f" of {Path(self.file).name}"
+        return f"{place}, `{text}`" if text else place
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where a thread was: the reader's innermost line, the modules that it had called, and whether torch was one of them.
+
+    time:  nanoseconds since 1970
+    """
+
+    time: int
+    line: Line | None
+    modules: tuple[str, ...]
+    in_torch: bool
+
+
+def is_library(file: str) -> bool:
+    """Tell whether a file is Python's, an installed package's, or part of this tool."""
+    return file.startswith((*_LIBRARIES, _HERE, "<frozen ")) or "site-packages" in file
+
+
+def reader_line(frame: FrameType | None) -> Line | None:
+    """Return the innermost line of a stack that is no library's; None if there is none."""
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return Line(frame.f_code.co_filename, frame.f_lineno)
+        if frame.f_code.co_filename.startswith(_HERE):
+            return None  # what called this tool is not what it explains
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def sampled(samples: list[Sample]) -> Iterator[None]:
+    """Add samples of the calling thread to a list while the body runs."""
+    target, done = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_EVERY):
+            samples.append(_sample(target))
+
+    interval = sys.getswitchinterval()
+    watcher = threading.Thread(target=watch, daemon=True, name="amp_course sampler")
+    sys.setswitchinterval(_SWITCH)
+    try:
+        watcher.start()
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        sys.setswitchinterval(interval)
+
+
+def _sample(thread: int) -> Sample:
+    """Look where a thread is.
+
+    subtle: no frame may be held once this returns. One that outlives its moment keeps its tensors and context managers alive,
+    and torch then raises errors in the thread that is watched.
+    """
+    now, in_torch, line = time.time_ns(), False, None
+    modules: list[str] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_library(file):
+            line = Line(file, frame.f_lineno)
+            break
+        if file.startswith(_HERE):
+            break
+        in_torch = in_torch or file.startswith(_TORCH)
+        modules.append(str(frame.f_globals.get("__name__", "")))
+        frame = frame.f_back
+    del frame
+    return Sample(now, line, tuple(modules), in_torch)

@@ -1,0 +1,200 @@
+"""Try what an advice would change, one thing at a time and on copies: what it would buy is measured, not guessed.
+
+A matmul in another dtype or with padded sizes, the optimizer's fused version, another number of threads. Nothing of the
+reader's is touched, but the step itself, which is run with other numbers of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from amp_course.kit.measure import synchronize
+from amp_course.speed.counting import MATMUL, Layout, Replay
+from amp_course.speed.explain.evidence import Evidence
+from amp_course.speed.machine import free_memory
+
+_MOST_SHAPES, _COVER = 12, 0.95  # of the matmuls' FLOPs
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_PADDED = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+
+
+@dataclass(frozen=True)
+class MatmulTrial:
+    """A matmul of the step, and what it takes in other ways.
+
+    count:   how often the step runs it
+    seconds: as the step runs it; other: dtype → seconds; padded: seconds with sizes rounded up, None if they are round
+    number:  of the call in the evidence
+    """
+
+    number: int
+    count: int
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
+    seconds: float
+    other: dict[torch.dtype, float]
+    padded: float | None
+    flops: int
+
+    def gain(self, dtype: torch.dtype) -> float:
+        """Return the seconds a step that another dtype would save; negative if it would be slower."""
+        return self.count * (self.seconds - self.other[dtype]) if dtype in self.other else 0.0
+
+
+def try_matmuls(
+    evidence: Evidence, device: torch.device, dtypes: Sequence[torch.dtype], seconds: float
+) -> tuple[MatmulTrial, ...]:
+    """Time the step's largest matmuls as they are, in other dtypes and with rounded sizes, for about `seconds`."""
+    found: dict[str, list[int]] = {}
+    for number, (call, replay) in enumerate(zip(evidence.calls, evidence.replays, strict=True)):
+        if call.kind == MATMUL and call.dtype in _FLOATS:
+            found.setdefault(f"{replay.func}{replay.args}{replay.kwargs}", []).append(number)
+    whole = sum(evidence.calls[number].flops for group in found.values() for number in group)
+    groups = sorted(found.values(), key=lambda group: len(group) * evidence.calls[group[0]].flops, reverse=True)
+    trials, covered, ends = [], 0, time.perf_counter() + seconds
+    for group in groups[:_MOST_SHAPES]:
+        if covered > _COVER * whole or time.perf_counter() > ends:
+            break
+        call = evidence.calls[group[0]]
+        covered += len(group) * call.flops
+        trial = _try_matmul(evidence, group, device, dtypes, seconds / _MOST_SHAPES)
+        if trial:
+            trials.append(trial)
+    return tuple(trials)
+
+
+def _try_matmul(
+    evidence: Evidence, group: list[int], device: torch.device, dtypes: Sequence[torch.dtype], budget: float
+) -> MatmulTrial | None:
+    replay, call = evidence.replays[group[0]], evidence.calls[group[0]]
+    assert call.dtype is not None
+    ways: dict[Any, Replay] = {"as it is": replay}
+    ways |= {dtype: _in_dtype(replay, dtype) for dtype in dtypes if dtype != call.dtype}
+    rounded = _rounded(replay)
+    if rounded:
+        ways["padded"] = rounded
+    best = _in_turn({name: _maker(way) for name, way in ways.items()}, device, budget)
+    if "as it is" not in best:
+        return None
+    others = {dtype: best[dtype] for dtype in dtypes if dtype in best}
+    return MatmulTrial(
+        group[0], len(group), call.dtype, call.shapes, best["as it is"], others, best.get("padded"), call.flops
+    )
+
+
+def _maker(replay: Replay) -> Callable[[], Any]:
+    args, kwargs = replay.tensors()
+    return lambda: replay.func(*args, **kwargs)
+
+
+def _in_turn(ways: dict[Any, Callable[[], Any]], device: torch.device, budget: float) -> dict[Any, float]:
+    """Return the fastest seconds of each way; one that raises is left out."""
+    best: dict[Any, float] = {}
+    failed: set[Any] = set()
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        ends, rounds = time.perf_counter() + budget, 0
+        while rounds < 2 or (rounds < 100 and time.perf_counter() < ends):
+            for name, way in ways.items():
+                if name in failed:
+                    continue
+                synchronize(device)
+                start = time.perf_counter()
+                try:
+                    way()
+                    synchronize(device)
+                except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                    failed.add(name)
+                    continue
+                taken = time.perf_counter() - start
+                if rounds or taken > budget:  # the first call warms up, unless it is too slow to be called again
+                    best[name] = min(best.get(name, taken), taken)
+                if taken > budget:
+                    failed.add(name)
+            rounds += 1
+    return best
+
+
+def _in_dtype(replay: Replay, dtype: torch.dtype) -> Replay:
+    def swap(layout: Layout) -> Layout:
+        return replace(layout, dtype=dtype) if layout.dtype in _FLOATS else layout
+
+    args, kwargs = tree_map_only(Layout, swap, (replay.args, replay.kwargs))
+    return Replay(replay.func, args, kwargs)
+
+
+def _rounded(replay: Replay) -> Replay | None:
+    """Return a matmul with its sizes rounded up to a multiple of 8, or of 64 where they are larger; None if they are."""
+    if getattr(replay.func, "overloadpacket", None) not in _PADDED:
+        return None
+    layouts = [leaf for leaf in tree_leaves((replay.args, replay.kwargs)) if isinstance(leaf, Layout)]
+    if all(size % 8 == 0 or size < 8 for layout in layouts for size in layout.shape):
+        return None
+
+    def round_up(size: int) -> int:
+        unit = 64 if size > 64 else 8
+        return size if size % 8 == 0 or size < 8 else -(-size // unit) * unit
+
+    def rounded(layout: Layout) -> Layout:
+        shape = tuple(map(round_up, layout.shape))
+        order = sorted(range(len(shape)), key=lambda axis: layout.strides[axis])
+        strides, step = [0] * len(shape), 1
+        for axis in order:
+            if layout.strides[axis]:
+                strides[axis], step = step, step * shape[axis]
+        return replace(layout, shape=shape, strides=tuple(strides))
+
+    args, kwargs = tree_map_only(Layout, rounded, (replay.args, replay.kwargs))
+    return Replay(replay.func, args, kwargs)
+
+
+def try_fused(optimizer: torch.optim.Optimizer, device: torch.device) -> float | None:
+    """Return the fused optimizer's time over the current one's, on copies; None where there is none, or no memory for them."""
+    if any(group.get("fused") for group in optimizer.param_groups) or "fused" not in optimizer.defaults:
+        return None
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    needed, free = sum(8 * one.nbytes for one in parameters), free_memory(device)
+    if not parameters or (free is not None and needed > free / 2):
+        return None
+    best = {}
+    try:
+        ways = {name: _stepper(optimizer, name == "fused") for name in ("current", "fused")}
+        best = _in_turn(ways, device, 0.3)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return best["fused"] / best["current"] if len(best) == 2 else None
+
+
+def _stepper(optimizer: torch.optim.Optimizer, fused: bool) -> Callable[[], Any]:
+    groups = []
+    for group in optimizer.param_groups:
+        copies = [one.detach().clone().requires_grad_() for one in group["params"] if one.requires_grad]
+        for one in copies:
+            one.grad = torch.ones_like(one)
+        settings = {name: value for name, value in group.items() if name in optimizer.defaults}
+        if fused:
+            settings |= {"fused": True, "foreach": None}
+        if copies:
+            groups.append({**settings, "params": copies})
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in ("lr",)}
+    twin: Any = type(optimizer)(groups, **defaults)
+    return twin.step
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity, and a container's limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as lines:
+            quota, period = lines.read().split()
+        if quota != "max":
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return cores

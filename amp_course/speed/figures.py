@@ -1,0 +1,237 @@
+"""The roofline figures of chapter 09. They take numbers that were computed, and compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
+
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+from amp_course.speed.counting import CAST, MATMUL, OTHER
+from amp_course.speed.machine import Machine
+from amp_course.speed.one_op import Predicted
+from amp_course.speed.opening import Opening
+from amp_course.speed.prediction import Prediction
+from amp_course.speed.roof_labels import (
+    LEAST,
+    MOST,
+    STRIP_END,
+    in_strip,
+    rate_text,
+    roof_label,
+    roof_words,
+    roofs_in_words,
+    same_height,
+)
+from amp_course.speed.roofline import Bound, PlacedOps, Roofline
+
+KINDS = {  # of op → marker and colour
+    MATMUL: ("o", "#0072B2"),
+    CAST: ("X", "#D55E00"),
+    OTHER: ("s", "#8a8a8a"),
+}
+BOUNDS: dict[Bound, tuple[str, str]] = {  # what takes the longest → colour and hatch
+    "launch": ("#E69F00", "//"),
+    "memory": ("#56B4E9", ".."),
+    "compute": ("#0072B2", ""),
+}
+_LEGEND: dict[str, Any] = {
+    "fontsize": 8,
+    "title_fontsize": 8,
+    "frameon": False,
+    "loc": "outside lower center",
+    "ncols": 4,
+}
+
+
+def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
+    """Draw a machine's roofs, one for each format, and the ops of a step where they land; size: share of the time."""
+    bounds = {bound: sum(op.share for op in ops if op.bound == bound) for bound in BOUNDS}
+    kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in KINDS}
+    alt = (
+        f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: {roofs_in_words(roofline)}. Time of the step by kind "
+        f"of op: {', '.join(kinds.values())}; by what bounds it: {', '.join(f'{b} {_percent(s)}' for b, s in bounds.items())}."
+    )
+    figure, axis = new_figure(7.6, 4.2, alt=alt)
+    draw_roofs(axis, roofline)
+    floor = min([axis.get_ylim()[0], *(op.flops_per_second / 3 for op in ops if op.flops)])
+    axis.set_ylim(floor, None)
+    moved = sorted((op for op in ops if not op.flops), key=lambda op: [*KINDS].index(op.kind))
+    for op in ops:
+        marker, colour = KINDS[op.kind]
+        x = op.intensity or in_strip((moved.index(op) + 0.5) / len(moved))
+        y = max(op.flops_per_second or x * op.bytes_per_second, 1.3 * floor)  # ops on single numbers are far below
+        axis.scatter(x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
+    handles = [Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind]) for kind in KINDS]
+    figure.legend(handles=handles, **_LEGEND)
+    title(
+        axis, f"Where the ops of a step land: {roofline.name}", "FLOPs per second; a larger mark takes more of the time"
+    )
+    return figure
+
+
+def _share_in_words(kind: str, ops: Sequence[PlacedOps]) -> str:
+    """Write "matmul 52 % (mm 34 %, addmm 17 %)": a kind's share of the time, and the largest two of its ops."""
+    names: dict[str, float] = {}
+    for op in ops:
+        name = op.op.removeprefix("aten.").strip("_")
+        names[name] = names.get(name, 0.0) + op.share
+    largest = sorted(names, key=lambda name: -names[name])[:2]
+    inside = f" ({', '.join(f'{name} {_percent(names[name])}' for name in largest)})" if len(names) > 1 else ""
+    return f"{kind} {_percent(sum(names.values()))}{inside}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -> Figure:
+    """Draw one op on a machine's roofline, in fp32 and under AMP, with its measured time where there is one."""
+    figure, axis = new_figure(7.2, 3.6, alt=f"{title_text}. {roof_words(roofline, sides)}.")
+    draw_roofs(axis, roofline)
+    for side, marker, place in zip(sides, "oD", (0.3, 0.7), strict=False):
+        for seconds, what in ((side.seconds, "predicted"), (side.measured, "measured")):
+            if seconds and side.calls:
+                x = side.flops / side.bytes or in_strip(place)
+                y = max(side.flops / seconds or x * side.bytes / seconds, 1.3 * axis.get_ylim()[0])
+                face = FORMAT_COLOURS[side.fmt] if what == "predicted" else "none"
+                label = f"{side.name} {what}: {seconds_text(seconds)}"
+                look: dict[str, Any] = {"mfc": face, "mec": FORMAT_COLOURS[side.fmt], "label": label}
+                size = 8 if what == "predicted" else 13  # where the two agree, a ring around a mark
+                axis.plot([x], [y], marker, ms=size, mew=1.6, ls="", zorder=3, **look)
+    if axis.get_legend_handles_labels()[0]:
+        figure.legend(**_LEGEND | {"ncols": 2})
+    title(axis, title_text, f"on {roofline.name}; FLOPs per second")
+    return figure
+
+
+def draw_roofs(axis: Axes, roofline: Roofline) -> None:
+    """Draw the roof of each format with its ridge, and the strip for ops whose FLOPs are not counted."""
+    top = max(roofline.peak_flops.values())
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlim(LEAST, MOST)
+    axis.set_ylim(LEAST * roofline.bandwidth / 60, 4 * top)
+    axis.axvspan(LEAST, STRIP_END, color="#f0f0f0", lw=0)
+    axis.text(LEAST * 1.15, 2 * top, "no FLOPs\ncounted", fontsize=7, color=INK, va="center")
+    for names in same_height(roofline):
+        fmt, peak, ridge = names[0], roofline.peak_flops[names[0]], max(roofline.ridge(names[0]), LEAST)
+        look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
+        axis.plot([LEAST, ridge, MOST], [roofline.attainable(x, fmt) for x in (LEAST, ridge, MOST)], lw=1.6, **look)
+        axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
+        axis.text(MOST, peak * 1.08, roof_label(roofline, names), fontsize=8, ha="right", va="bottom", color=INK)
+    axis.set_xticks([2**n for n in range(-2, 15, 2)], ["¼", *(f"{2**n:,}" for n in range(0, 15, 2))])
+    axis.set_xlabel("FLOPs per byte moved", fontsize=8)
+
+
+def opening_figure(opening: Opening) -> Figure:
+    """Draw a step's time by width, without AMP and with it, as a multiple of fp32's; stacked by what bounds its ops."""
+    said = "; ".join(
+        f"width {pair.width:,}: fp32 {seconds_text(pair.fp32.seconds)}, AMP {seconds_text(pair.amp.seconds)}"
+        for pair in opening.pairs
+    )
+    crossing = f"AMP is faster from width {opening.crossing:,} on" if opening.crossing else "AMP is never faster"
+    alt = f"Time of a training step of three linear layers on {opening.name}, by width. {said}. {crossing}."
+    figure, axis = new_figure(7.6, 3.6, alt=alt)
+    top = 1.25 * max(1, *(1 / pair.speedup for pair in opening.pairs))
+    for place, pair in enumerate(opening.pairs):
+        for shift, cost, name in ((-0.2, pair.fp32, "fp32"), (0.2, pair.amp, "AMP")):
+            base = 0.0
+            for bound, (colour, hatch) in BOUNDS.items():
+                height = cost.seconds_by[bound] / pair.fp32.seconds
+                axis.bar(place + shift, height, 0.38, base, color=colour, hatch=hatch * 2, edgecolor="white", lw=0)
+                base += height
+            label = f"{name}\n{seconds_text(cost.seconds)}"
+            axis.text(place + shift, base + top / 100, label, fontsize=6.5, ha="center", va="bottom", color=INK)
+    axis.axhline(1, color=FAINT, lw=0.8, ls=":")
+    if opening.crossing:
+        faster = sum(pair.width < opening.crossing for pair in opening.pairs) - 0.5
+        axis.axvline(faster, color=INK, lw=1, ls="--")
+        axis.text(faster + 0.08, top, f"{crossing} →", fontsize=8, va="top", color=INK)
+    axis.set_xticks(range(len(opening.pairs)), [f"{pair.width:,}" for pair in opening.pairs])
+    axis.set_xlim(-0.6, len(opening.pairs) - 0.4)
+    axis.set_ylim(0, top)
+    axis.set_xlabel("width of the three layers", fontsize=8)
+    handles = [
+        Patch(facecolor=colour, hatch=hatch * 2, edgecolor="white", label=f"bound by {bound}")
+        for bound, (colour, hatch) in BOUNDS.items()
+    ]
+    figure.legend(handles=handles, **_LEGEND)
+    title(axis, f"Three linear layers on {opening.name}, AMP in {opening.fmt}", "time of a step; fp32 = 1")
+    return figure
+
+
+def rates_figure(machine: Machine) -> Figure:
+    """Draw the rate of square matmuls by size, a line for each format; below it, what was not tried and why."""
+    formats = list(dict.fromkeys(rate.fmt for rate in machine.rates))
+    missing = {fmt: next((r.why for r in machine.rates if r.fmt == fmt and not r.flops), "") for fmt in formats}
+    best = "; ".join(f"{fmt} {rate_text(peak)}" for fmt, peak in machine.peaks.items())
+    notes = [f"{fmt} {why}" for fmt, why in missing.items() if why]
+    alt = f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. Best rates: {best}."
+    figure, axis = new_figure(7.2, 3.2, alt=" ".join([alt, *(f"{note}." for note in notes)]))
+    rates = []
+    for fmt, marker in zip(formats, "os^D", strict=False):
+        points = [(rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops]
+        if points:
+            look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt], "marker": marker}
+            axis.plot(*zip(*points, strict=True), lw=1.6, ms=5, label=fmt, **look)
+            rates += [flops for _, flops in points]
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    sizes = sorted({rate.size for rate in machine.rates})
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.set_ylim(10 ** math.floor(math.log10(min(rates))), 10 ** math.ceil(math.log10(max(rates))))
+    axis.yaxis.set_major_formatter(lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " "))
+    axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    title(axis, f"How fast matmuls run here ({machine.device})", "FLOPs per second; higher is faster")
+    return figure
+
+
+def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
+    """Draw the ceiling, the predicted and the measured speed-up of each workload, with fp32's own speed as a line."""
+    told = "; ".join(
+        f"{one.title}: ceiling {one.ceiling:.2g}, predicted {one.predicted:.2g}, measured {one.measured:.2g}"
+        for one in predictions
+    )
+    label = predictions[0].recipe.label
+    figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=f"Speed-up of {label} over fp32. {told}.")
+    for row, one in enumerate(predictions):
+        quartiles = [one.fp32.seconds / one.amp.timing.q3, one.fp32.seconds / one.amp.timing.q1]
+        axis.plot(quartiles, [row, row], color=COLOURS[one.recipe.name], lw=6, alpha=0.35, solid_capstyle="butt")
+        for value, marker, name in (
+            (one.ceiling, "|", "ceiling: matmuls alone"),
+            (one.predicted, "D", "predicted from the ops"),
+            (one.measured, "o", "measured, and quartiles"),
+        ):
+            face = "none" if marker == "D" else COLOURS[one.recipe.name]
+            look = {
+                "ms": {"|": 16, "D": 11, "o": 7}[marker],
+                "mew": 2,
+                "mfc": face,
+                "mec": INK if marker != "o" else face,
+            }
+            axis.plot([value], [row], marker, label=name if not row else "", zorder=3, **look)
+        axis.annotate(
+            f"{one.measured:.2g}", (one.measured, row), (0, 10), textcoords="offset points", ha="center", fontsize=8
+        )
+    axis.axvline(1, color=INK, lw=1)
+    axis.set_xscale("log")
+    ends = [value for one in predictions for value in (one.ceiling, one.predicted, one.measured, 1.0)]
+    axis.set_xlim(min(ends) / 1.3, max(ends) * 1.3)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axis.xaxis.set_minor_formatter(NullFormatter() if max(ends) > 8 * min(ends) else (lambda value, _: f"{value:.2g}×"))
+    axis.tick_params(which="minor", labelsize=8)
+    axis.set_yticks(range(len(predictions)), [one.title for one in predictions])
+    axis.set_ylim(len(predictions) - 0.5, -0.6)
+    axis.set_xlabel("times as fast as fp32 (log scale)", fontsize=8)
+    title(axis, f"What {label} should buy, and what it does")
+    figure.legend(**_LEGEND)
+    return figure

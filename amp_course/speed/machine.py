@@ -1,0 +1,235 @@
+"""Measure the machine: matmul rate by dtype and size, memory bandwidth, and the cost of launching one small op.
+
+Times are those of the fastest of several calls, and the formats take turns: other programs can only make an op slower. What
+would take too long or need too much memory is not tried, and the page says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from amp_course.kit.dtypes import DTYPES
+from amp_course.kit.measure import synchronize
+from amp_course.kit.memory import bytes_text
+from amp_course.speed.roofline import Roofline
+
+SIZES_CPU, SIZES_ACCELERATOR = (64, 128, 256, 512, 1024, 2048), (256, 512, 1024, 2048, 4096, 8192)
+COPY_BYTES_CPU, COPY_BYTES_ACCELERATOR = 2**27, 2**30  # far more than a cache holds
+LAUNCHES = 1000
+_MOST_SECONDS = 0.5  # for one matmul; a larger one is not tried
+HEADROOM = 0.8  # of the free memory, at most
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The matmul x @ w.T of size × size matrices, as in a linear layer: how fast it ran, or why it did not.
+
+    flops: per second; None where it was not timed
+    why:   the reason then, else ""
+    """
+
+    fmt: str
+    size: int
+    flops: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured. `roofline()` is the part that predicts.
+
+    device:         "cpu", "cuda"
+    rates:          by format and size
+    bandwidth:      bytes per second of a large copy, read and written
+    launch_seconds: of one small op among many: on a GPU, the time from one launch to the next
+    """
+
+    device: str
+    rates: tuple[Rate, ...]
+    bandwidth: float
+    launch_seconds: float
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """Format → the best rate at any size, in FLOPs per second."""
+        found: dict[str, float] = {}
+        for rate in self.rates:
+            if rate.flops:
+                found[rate.fmt] = max(found.get(rate.fmt, 0.0), rate.flops)
+        return found
+
+    def factor(self, fmt: str) -> float | None:
+        """Return how many times faster than fp32 a format's matmuls are, at the largest size that both were timed at."""
+        timed = {(rate.fmt, rate.size): rate.flops for rate in self.rates if rate.flops}
+        sizes = [size for name, size in timed if name == fmt and ("fp32", size) in timed]
+        return timed[fmt, max(sizes)] / timed["fp32", max(sizes)] if sizes else None
+
+    def roofline(self) -> Roofline:
+        """Return the machine as a roofline."""
+        return Roofline(f"this machine ({self.device})", self.peaks, self.bandwidth, self.launch_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings, ready for JSON."""
+        return {
+            "device": self.device,
+            "rates": [{"format": one.fmt, "size": one.size, "flops": one.flops, "why": one.why} for one in self.rates],
+            "peaks": self.peaks,
+            "bandwidth": self.bandwidth,
+            "launch_seconds": self.launch_seconds,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Machine:
+        """Read what `to_dict` wrote."""
+        rates = tuple(Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"])
+        return cls(data["device"], rates, data["bandwidth"], data["launch_seconds"], tuple(data["notes"]))
+
+
+def measure_machine(
+    device: torch.device | str,
+    *,
+    sizes: Sequence[int] | None = None,
+    formats: Sequence[str] | None = None,
+    seconds: float = 10.0,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Machine:
+    """Measure `device`; takes about `seconds` at most, and longer where a single matmul does.
+
+    sizes:   of the square matrices
+    formats: of "fp32", "bf16", "fp16" (and "tf32" on an NVIDIA GPU)
+    tick:    called with what was just measured, for a progress bar
+
+    Raises ValueError for a size below 1 or a format that there is not.
+    Example: measure_machine("cpu").peaks["fp32"] → 1.5e11
+    """
+    device = torch.device(device)
+    sizes = tuple(sizes or (SIZES_CPU if device.type == "cpu" else SIZES_ACCELERATOR))
+    formats = tuple(formats or [name for name in DTYPES if name != "tf32" or device.type == "cuda"])
+    for size in sizes:
+        if size < 1:
+            raise ValueError(f"a matrix of size {size} has no elements: give sizes of 1 or more")
+    for name in formats:
+        if name not in DTYPES:
+            raise ValueError(f"{name!r} is no format that is measured here: choose from {', '.join(DTYPES)}")
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        launch = measure_launch(device)
+        tick("launch")
+        bandwidth = measure_bandwidth(device)
+        tick("bandwidth")
+        rates = measure_rates(device, sizes, formats, seconds, tick)
+    return Machine(device.type, rates, bandwidth, launch)
+
+
+def measure_launch(device: torch.device) -> float:
+    """Return the seconds of one op on one number, launched from Python: the best of a few rows of them."""
+    one = torch.ones(1, device=device)
+    best = float("inf")
+    for _ in range(7):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(LAUNCHES):
+            one.add_(0.0)
+        synchronize(device)
+        best = min(best, (time.perf_counter() - start) / LAUNCHES)
+    return best
+
+
+def measure_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:
+    """Return bytes per second, read and written, of copying a tensor that no cache holds."""
+    copy_bytes = copy_bytes or (COPY_BYTES_CPU if device.type == "cpu" else COPY_BYTES_ACCELERATOR)
+    free = free_memory(device)
+    if free is not None:
+        copy_bytes = min(copy_bytes, int(free * HEADROOM) // 2)
+    source = torch.ones(max(copy_bytes // 4, 1), device=device)
+    target = torch.empty_like(source)
+    seconds = fastest_seconds(lambda: target.copy_(source), device, least=5, budget=0.4)
+    return 2 * source.nbytes / seconds
+
+
+def measure_rates(
+    device: torch.device,
+    sizes: Iterable[int],
+    formats: Iterable[str],
+    seconds: float,
+    tick: Callable[[str], None] = lambda what: None,
+) -> tuple[Rate, ...]:
+    """Time square matmuls from the smallest size up; a format that would take too long at a size is left out from there on."""
+    from amp_course.kit.dtypes import _restored_matmul_precision, _set_tf32
+
+    sizes, formats = sorted(set(sizes)), tuple(formats)
+    budget = seconds / max(len(sizes) * len(formats), 1)
+    rates: list[Rate] = []
+    with _restored_matmul_precision():
+        for size in sizes:
+            for fmt in formats:
+                known = [rate for rate in rates if rate.fmt == fmt]
+                why = _why_not(device, fmt, size, known[-1] if known else None)
+                if why:
+                    rates.append(Rate(fmt, size, None, why))
+                else:
+                    _set_tf32(fmt == "tf32")
+                    rates.append(_rate(device, fmt, size, budget))
+                tick(f"{fmt} {size}")
+    return tuple(rates)
+
+
+def _why_not(device: torch.device, fmt: str, size: int, smaller: Rate | None) -> str:
+    if smaller and smaller.flops is None:
+        return smaller.why
+    needed, free = 3 * size * size * DTYPES[fmt].itemsize, free_memory(device)
+    if free is not None and needed > HEADROOM * free:
+        return f"left out: size {size:,} needs {bytes_text(needed)}, and {bytes_text(free)} are free"
+    if smaller and smaller.flops and 2 * size**3 / smaller.flops > _MOST_SECONDS:
+        return f"left out: one of size {size:,} would take {2 * size**3 / smaller.flops:.1f} s"
+    return ""
+
+
+def _rate(device: torch.device, fmt: str, size: int, budget: float) -> Rate:
+    try:
+        own = torch.Generator(device).manual_seed(0)  # the caller's random stream stays where it is
+        matrix = torch.randn(size, size, generator=own, device=device).to(DTYPES[fmt])
+        # Where a format is emulated, the layout matters: on a CPU with AVX2 alone, bf16's x @ w takes ten times as long.
+        seconds = fastest_seconds(lambda: matrix @ matrix.T, device, least=2, budget=budget)
+    except (RuntimeError, TypeError) as error:
+        return Rate(fmt, size, None, str(error).strip().partition("\n")[0] or type(error).__name__)
+    return Rate(fmt, size, 2 * size**3 / seconds)
+
+
+def fastest_seconds(op: Callable[[], object], device: torch.device, *, least: int, budget: float) -> float:
+    """Return the seconds of the fastest call: after a first one, at least `least`, then as many as `budget` seconds allow."""
+    op()
+    best, began, calls = float("inf"), time.perf_counter(), 0
+    while calls < least or time.perf_counter() - began < budget:
+        synchronize(device)
+        start = time.perf_counter()
+        op()
+        synchronize(device)
+        best, calls = min(best, time.perf_counter() - start), calls + 1
+    return best
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that can still be had on a device; None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

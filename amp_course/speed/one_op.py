@@ -1,0 +1,200 @@
+"""One op on its own: count what it asks of a machine, in fp32 and under AMP, and time it on this one.
+
+The op is plain PyTorch on tensors of its own, run under autocast for AMP, on fake tensors to be counted and on real ones to be
+timed. So its costs are those that the whole chapter counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amp_course.kit.measure import seconds_text
+from amp_course.kit.memory import bytes_text
+from amp_course.speed.counting import CAST, OpCall, count_ops, fake_tensors, totals
+from amp_course.speed.machine import HEADROOM, fastest_seconds, free_memory
+from amp_course.speed.roofline import FORMATS, Bound, Roofline
+
+MOST_SECONDS = 2.0  # for one call, as predicted; a longer one is not tried
+_TRIAL_SECONDS = 0.02  # an op that should take longer is tried on a part of its rows first
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an op runs on.
+
+    m, n, k: sizes, each 1 or more; what they are is up to the kind of op
+    dtype:   torch.float32 for plain fp32, a 16-bit one for AMP in it
+    arrives: the dtype of the activation that comes in
+    gpu:     whether autocast decides as on a GPU, where layer norm runs in fp32
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype = torch.float32
+    arrives: torch.dtype = torch.float32
+    gpu: bool = False
+
+
+def _linear(on: Setting, device: torch.device) -> Callable[[], object]:
+    x, weight, bias = _rand(device, on.m, on.k, dtype=on.arrives), _rand(device, on.n, on.k), _rand(device, on.n)
+    return lambda: F.linear(x, weight, bias)
+
+
+def _linear_step(on: Setting, device: torch.device) -> Callable[[], object]:
+    x, weight, bias = _rand(device, on.m, on.k, dtype=on.arrives), _rand(device, on.n, on.k), _rand(device, on.n)
+    gradient, leaves = _rand(device, on.m, on.n, dtype=on.dtype), [x, weight, bias]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    return lambda: torch.autograd.grad(F.linear(x, weight, bias), leaves, gradient)
+
+
+def _relu(on: Setting, device: torch.device) -> Callable[[], object]:
+    x = _rand(device, on.m, on.n, dtype=on.arrives)
+    return lambda: F.relu(x)
+
+
+def _layer_norm(on: Setting, device: torch.device) -> Callable[[], object]:
+    x, weight, bias = _rand(device, on.m, on.n, dtype=on.arrives), _rand(device, on.n), _rand(device, on.n)
+    # The fake tensors are on the CPU, whose autocast lets layer norm take what comes.
+    return lambda: F.layer_norm(x.float() if on.gpu else x, (on.n,), weight, bias)
+
+
+def _attention(on: Setting, device: torch.device) -> Callable[[], object]:
+    q = _rand(device, 1, 1, on.m, on.k, dtype=on.arrives)
+    k, v = (_rand(device, 1, 1, on.n, on.k, dtype=on.arrives) for _ in range(2))
+    return lambda: F.scaled_dot_product_attention(q, k, v)
+
+
+def _cast(on: Setting, device: torch.device) -> Callable[[], object]:
+    x = _rand(device, on.m, on.n)
+    return lambda: x.to(on.dtype)
+
+
+@dataclass(frozen=True)
+class OpKind:
+    """A kind of op: what M, N and K are to it, and how to make a function that runs it."""
+
+    label: str
+    sizes: str
+    make: Callable[[Setting, torch.device], Callable[[], object]]
+    uses_k: bool = False
+    arrives: bool = True  # whether the dtype of what comes in is free
+
+
+KINDS = {
+    "linear": OpKind("linear layer, forward", "M rows, K features in, N features out", _linear, uses_k=True),
+    "linear_step": OpKind(
+        "linear layer, forward and backward", "M rows, K features in, N features out", _linear_step, uses_k=True
+    ),
+    "attention": OpKind("attention, one head", "M queries, N keys, heads of size K", _attention, uses_k=True),
+    "relu": OpKind("ReLU", "M rows of N numbers", _relu),
+    "layer_norm": OpKind("layer norm", "M rows of N numbers", _layer_norm),
+    "cast": OpKind("cast to 16 bits", "M rows of N numbers", _cast, arrives=False),
+}
+
+
+def _rand(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(shape, dtype=dtype, device=device)
+
+
+@contextlib.contextmanager
+def _region(on: Setting, device: torch.device) -> Iterator[None]:
+    """Run the body under AMP or without it, whatever the code around it does."""
+    lowered = on.dtype != torch.float32
+    low = on.dtype if lowered else torch.bfloat16
+    with torch.enable_grad(), torch.autocast(device.type, low, enabled=lowered):
+        yield
+
+
+def count_op(kind: str, on: Setting) -> tuple[OpCall, ...]:
+    """Count an op's kernels, FLOPs and bytes, on fake tensors.
+
+    Example: count_op("linear", Setting(64, 64, 64))[0].flops → 524_288, which is 2 · 64³
+    """
+    device = torch.device("cpu")
+    with torch.inference_mode(False), fake_tensors():
+        call = KINDS[kind].make(on, device)
+        with _region(on, device), count_ops() as counter:
+            call()
+    return tuple(counter.calls)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a machine's roofline says of an op: its calls and their seconds; `measured` are those of the real op, once timed."""
+
+    name: str
+    fmt: str
+    calls: tuple[OpCall, ...]
+    seconds: float
+    seconds_by: Mapping[Bound, float]
+    cast_seconds: float
+    measured: float | None = None
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of its matmuls."""
+        return totals(self.calls).flops
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its kernels read and write."""
+        return totals(self.calls).bytes
+
+    @property
+    def bound(self) -> Bound:
+        """What most of its time goes to: "launch", "memory" or "compute"."""
+        return max(self.seconds_by, key=lambda name: self.seconds_by[name])
+
+
+def predict(kind: str, on: Setting, roofline: Roofline) -> Predicted:
+    """Predict the time of an op. Raises KeyError for a dtype that the roofline has no peak for."""
+    calls, fmt = count_op(kind, on), FORMATS[on.dtype]
+    casts = roofline.total(call for call in calls if call.kind == CAST)
+    name = fmt if on.dtype == torch.float32 else f"AMP {fmt}"
+    return Predicted(name, fmt, calls, roofline.total(calls), roofline.by_bound(calls), casts)
+
+
+def why_not(calls: tuple[OpCall, ...], roofline: Roofline, device: torch.device) -> str:
+    """Say why an op is not tried on `device`: it does not fit into memory, or takes too long; "" if it can be."""
+    needed, free, seconds = totals(calls).bytes, free_memory(device), roofline.total(calls)
+    if free is not None and needed > HEADROOM * free:
+        return f"it needs up to {bytes_text(needed)}, and {bytes_text(free)} are free"
+    if seconds > MOST_SECONDS:
+        return f"one call would take about {seconds_text(seconds)}, and the limit is {seconds_text(MOST_SECONDS)}"
+    return ""
+
+
+def time_op(kind: str, on: Setting, roofline: Roofline, device: torch.device, seconds: float = 0.3) -> float:
+    """Return the seconds of an op on `device`, the fastest of the calls that fit into `seconds`, two at least.
+
+    Raises ValueError for one that would need too much memory or time. What it takes is predicted first, then tried on a part of
+    its rows, since some shapes are far slower than the machine's best.
+    """
+    calls = count_op(kind, on)
+    reason = why_not(calls, roofline, device)
+    predicted = roofline.total(calls)
+    rows = int(on.m * _TRIAL_SECONDS / predicted) if predicted else on.m
+    if not reason and 1 <= rows < on.m:
+        trial = _run(kind, replace(on, m=rows), device, budget=0.0)
+        whole = trial * on.m / rows
+        if whole > MOST_SECONDS:
+            reason = f"{rows:,} of its {on.m:,} rows took {seconds_text(trial)}, so all would take about {seconds_text(whole)}"
+    if reason:
+        raise ValueError(reason)
+    return _run(kind, on, device, seconds)
+
+
+def _run(kind: str, on: Setting, device: torch.device, budget: float) -> float:
+    seeded = [device] if device.type == "cuda" else []
+    with torch.inference_mode(False), torch.random.fork_rng(devices=seeded):
+        call = KINDS[kind].make(on, device)
+        with _region(on, device):
+            return fastest_seconds(call, device, least=2, budget=budget)

@@ -1,0 +1,173 @@
+"""Traces of training steps on a pretend GPU: where the time of a step goes, on the host and on the GPU.
+
+The host loads a batch, launches kernels one after the other, and now and then waits for a value. The GPU works through the
+kernels in order. Both are simulated, so the numbers of a trace fit together, and a step can be run again with one cause cured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+FP32, LOW, CAST, OTHER = "fp32 matmul", "16-bit matmul", "cast", "other"  # kinds of kernel
+DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY = "data", "launch", "sync", "fp32", "memory"
+BOTTLENECKS = (DATA, LAUNCH, SYNC, SLOW_FORMAT, MEMORY)
+_STEPS = 4  # until one step is like the next
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step asks for.
+
+    load_ms:   until the next batch is there
+    kernels:   (kind, milliseconds on the GPU), in the order in which they are launched
+    launch_ms: the host's time for each launch
+    reads:     after how many kernels the host reads a value
+    read_ms:   what a read costs on top of waiting for the GPU
+    """
+
+    load_ms: float
+    kernels: tuple[tuple[str, float], ...]
+    launch_ms: float
+    reads: frozenset[int]
+    read_ms: float = 0.02
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Where the time of one step went, in milliseconds; a step takes `step_ms`.
+
+    The host's time adds up to the step: load_ms (waiting for a batch), launch_ms (launching kernels), read_ms (waiting in the
+    reads of values). The GPU's adds up to busy_ms: fp32_ms (matmuls in fp32), low_ms (matmuls in 16 bits), cast_ms, other_ms
+    (norms, activations, the optimizer, …). It is idle for the rest of the step.
+
+    kernels, reads: how many there are
+    fp32_kernels:   how many of the kernels are matmuls in fp32
+    largest:        kind and milliseconds of the longest kernel
+    """
+
+    step_ms: float
+    load_ms: float
+    launch_ms: float
+    read_ms: float
+    busy_ms: float
+    fp32_ms: float
+    low_ms: float
+    cast_ms: float
+    other_ms: float
+    kernels: int
+    fp32_kernels: int
+    reads: int
+    largest: tuple[str, float]
+
+
+_ROWS = {
+    "step_ms": "the whole step", "load_ms": "host waits for a batch", "launch_ms": "host launches kernels",
+    "read_ms": "host waits in reads", "busy_ms": "GPU is busy", "fp32_ms": "- matmuls in fp32", "low_ms": "- matmuls in 16 bits",
+    "cast_ms": "- casts", "other_ms": "- other kernels", "kernels": "kernels", "fp32_kernels": "- matmuls in fp32",
+    "reads": "reads of values", "largest": "longest kernel, ms",
+}  # fmt: skip
+
+
+def trace_rows(traces: Mapping[str, Trace]) -> list[list[str]]:
+    """Return traces as the rows of a table for `kit.table`: one column for each, times in milliseconds."""
+    rows = [["attribute", "what it is", *traces]]
+    for name, words in _ROWS.items():
+        values = [getattr(trace, name) for trace in traces.values()]
+        rows.append([name, words, *map(_cell, values)])
+    return rows
+
+
+def _cell(value: float | tuple[str, float]) -> str:
+    if isinstance(value, tuple):
+        return f"{value[0]}, {value[1]:.1f}"
+    return str(value) if isinstance(value, int) else f"{value:.1f}"
+
+
+def run(step: Step) -> Trace:
+    """Run a few steps of a kind one after the other, and return the trace of the last."""
+    host = gpu = 0.0
+    for _ in range(_STEPS):
+        began, waited = host, 0.0
+        host += step.load_ms
+        for number, (_, milliseconds) in enumerate(step.kernels, 1):
+            host += step.launch_ms
+            gpu = max(gpu, host) + milliseconds
+            if number in step.reads:
+                wait = max(0.0, gpu - host) + step.read_ms
+                host, waited = host + wait, waited + wait
+    of = {kind: sum(one for name, one in step.kernels if name == kind) for kind in (FP32, LOW, CAST, OTHER)}
+    return Trace(
+        step_ms=host - began,
+        load_ms=step.load_ms,
+        launch_ms=step.launch_ms * len(step.kernels),
+        read_ms=waited,
+        busy_ms=sum(of.values()),
+        fp32_ms=of[FP32],
+        low_ms=of[LOW],
+        cast_ms=of[CAST],
+        other_ms=of[OTHER],
+        kernels=len(step.kernels),
+        fp32_kernels=sum(kind == FP32 for kind, _ in step.kernels),
+        reads=len(step.reads),
+        largest=max(step.kernels, key=lambda one: one[1]),
+    )
+
+
+CURES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if one cause were gone
+    DATA: lambda step: dataclasses.replace(step, load_ms=0.0),
+    LAUNCH: lambda step: dataclasses.replace(step, launch_ms=0.0),
+    SYNC: lambda step: dataclasses.replace(step, reads=frozenset([min(step.reads)])),
+    SLOW_FORMAT: lambda step: _faster(step, FP32, by=8.0),  # in 16 bits
+    MEMORY: lambda step: _faster(step, CAST, OTHER, by=4.0),  # fused, so that they read and write less
+}
+
+
+def _faster(step: Step, *kinds: str, by: float) -> Step:
+    kernels = tuple((kind, one / by if kind in kinds else one) for kind, one in step.kernels)
+    return dataclasses.replace(step, kernels=kernels)
+
+
+def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) -> Step:
+    """Draw a step that has this bottleneck: its cure shortens the step by far the most.
+
+    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all
+
+    Raises ValueError for a name that is not in `BOTTLENECKS`.
+    """
+    few, size = draw.randint(2, 3), draw.uniform(0.9, 1.1)
+    if bottleneck == DATA:
+        kernels = _kernels(draw, (FP32, few, 0.4), (LOW, 60, 0.008), (CAST, 40, 0.003), (OTHER, 150, 0.003))
+        return Step(20.0 * size, kernels, 0.011, frozenset([80]))
+    if bottleneck == LAUNCH:
+        kernels = _kernels(draw, (FP32, few, 0.2), (LOW, 90, 0.007), (CAST, 70, 0.003), (OTHER, 250, 0.004))
+        return Step(0.4, kernels, 0.018 * size, frozenset([60, 150, 300]))
+    if bottleneck == SYNC:
+        kernels = _kernels(draw, (FP32, few, 0.3), (LOW, 60, 0.012), (CAST, 40, 0.004), (OTHER, 120, 0.006))
+        return Step(0.5, kernels, 0.008, frozenset(range(2, len(kernels), 2)), 0.05 * size)
+    if bottleneck == SLOW_FORMAT:
+        kernels = _kernels(draw, (FP32, 9 + few, 1.6 * size), (LOW, 80, 0.06), (CAST, 30, 0.02), (OTHER, 110, 0.02))
+        return Step(6.0, (*kernels, *[(OTHER, 2.4 * size)] * misleading), 0.007, frozenset([70]))
+    if bottleneck == MEMORY:
+        kernels = _kernels(
+            draw, (FP32, few * misleading, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size)
+        )
+        return Step(2.0, kernels, 0.014, frozenset([140]))
+    raise ValueError(f"{bottleneck!r} is not a bottleneck: name one of {', '.join(BOTTLENECKS)}")
+
+
+def _kernels(draw: random.Random, *kinds: tuple[str, int, float]) -> tuple[tuple[str, float], ...]:
+    """Draw kernels of (kind, how many, milliseconds each, about), in a mixed order."""
+    kernels = [(kind, mean * draw.uniform(0.8, 1.2)) for kind, count, mean in kinds for _ in range(count)]
+    draw.shuffle(kernels)
+    return tuple(kernels)
+
+
+@functools.cache
+def example_traces() -> dict[str, Trace]:
+    """Return five traces, "A" to "E", each with another bottleneck."""
+    kinds = (SLOW_FORMAT, LAUNCH, MEMORY, DATA, SYNC)
+    return {name: run(draw_step(kind, random.Random(9))) for name, kind in zip("ABCDE", kinds, strict=True)}

@@ -1,0 +1,116 @@
+"""Try `explain` and the predicted speed-up out: do the kinds add up, what does explaining cost, is the planted cause named first?
+
+Each of the ten planted steps is explained, then timed without any tool; the same step with its cause cured follows, in turn. Then
+the three workloads: what AMP should buy, and what it does.
+
+    python -m benchmarks.explain
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from amp_course.kit.hardware import machine_report
+from amp_course.kit.measure import seconds_text
+from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
+from amp_course.speed.experiments.workbench import low_recipe
+from amp_course.speed.explain import explain
+from amp_course.speed.planted import MANY_THREADS, PLANTED, Planted
+from amp_course.speed.prediction import predict_speedup
+from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads while the body runs."""
+    now = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(now)
+
+
+def plain_seconds(planted: Planted, cured: bool, chosen: Any) -> list[float]:
+    """Return seconds of a step, waiting for its batch included, without any tool."""
+    step, batches = planted.build(cured)
+    seconds: list[float] = []
+    with threads(MANY_THREADS if planted.many_threads and not cured else torch.get_num_threads()):
+        while len(seconds) < chosen.steps + 2:
+            iterator = iter(batches)
+            for _ in range(len(batches)):  # type: ignore[arg-type]
+                start = time.perf_counter()
+                step(*next(iterator))
+                seconds.append(time.perf_counter() - start)
+                if len(seconds) == chosen.steps + 2:
+                    break
+    return seconds[2:]
+
+
+def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
+    """Explain a planted step; time it and its cure, in turn."""
+    step, batches = planted.build(False)
+    with threads(MANY_THREADS if planted.many_threads else torch.get_num_threads()):
+        start = time.perf_counter()
+        found = explain(step, batches, seconds=0.3 if chosen.tiny else 3.0)
+        took = time.perf_counter() - start
+    sides: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(chosen.rounds):
+        for cured, seconds in sides.items():
+            seconds += plain_seconds(planted, cured, chosen)
+    plain = spread(sides[False])
+    first = found.advice[0].cause if found.advice else None
+    return {
+        "expected": list(planted.causes),
+        "named": [one.cause for one in found.advice],
+        "evidence": found.advice[0].evidence if found.advice else "",
+        "first_is_planted": first in planted.causes,
+        "explained_seconds": found.seconds,
+        "plain_seconds": plain,
+        "cured_seconds": spread(sides[True]),
+        "kinds": found.kinds,
+        "kinds_over_plain": sum(found.kinds.values()) / plain["median"],
+        "recorded_over_plain": found.recorded / found.seconds,
+        "explain_took_seconds": took,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and print; return 1 if fewer than nine of the ten causes are named first."""
+    chosen = arguments((__doc__ or "").split("\n")[0], rounds=3, steps=20, argv=argv)
+    warn_if_busy()
+    record = Record("explain", machine_report(chosen.device), chosen)
+    planted = record.data["planted"] = {}
+    for one in PLANTED:
+        tried = planted[one.name] = try_planted(one, chosen)
+        times = [seconds_text(tried[side]["median"]) for side in ("plain_seconds", "cured_seconds")]
+        print(
+            f"{'yes' if tried['first_is_planted'] else 'NO ':4}{one.name:28}{times[0]:>8}, cured {times[1]:>8}   kinds/step "
+            f"{tried['kinds_over_plain']:.2f}   recorded/step {tried['recorded_over_plain']:.2f}   "
+            f"{', '.join(tried['named'][:3])}"
+        )
+    recipe = low_recipe(chosen.device)
+    for workload in (simple_net, digits_resnet, char_gpt):
+        small = {"batch_size": 2} if chosen.tiny else {}
+        seconds = 0.3 if chosen.tiny else 4.0
+        found = predict_speedup(workload(chosen.device, **small), recipe, chosen.device, seconds=seconds)
+        record.data["workloads"][workload.__name__] = {**found.to_dict(), "error": found.error}
+        gap = ", ".join(f"{name} {value * 1e3:+.2f} ms" for name, value in found.gap().items())
+        print(
+            f"{found.title:34}{recipe.label}   ceiling {found.ceiling:.3f}, predicted {found.predicted:.3f}, "
+            f"measured {found.measured:.3f} ({found.error:+.1%})   {gap}"
+        )
+    right = sum(tried["first_is_planted"] for tried in planted.values())
+    record.data["named_first"] = right
+    print(f"{right} of {len(planted)} planted causes named first. Written to {record.write()}.")
+    return 0 if right >= len(planted) - 1 or chosen.tiny else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

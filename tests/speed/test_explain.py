@@ -1,0 +1,209 @@
+"""`explain` on real steps: what it counts exactly, what it leaves alone, and what it says of steps that do not run."""
+
+import itertools
+import json
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import profile
+from torch.utils.data import DataLoader, TensorDataset
+
+from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain
+from amp_course.speed.explain.evidence import Evidence, watched
+from amp_course.speed.planted import PLANTED
+
+
+def training(width=64, low=False, after=lambda loss, model: None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x, y):
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(loss, model)
+
+    return step, model
+
+
+def batches(width=64, number=3):
+    return [(torch.randn(16, width), torch.randint(4, (16,))) for _ in range(number)]
+
+
+def quick(step, given=None, **more):
+    return explain(step, given, **{"seconds": 0.3, **more})
+
+
+def test_kinds_add_up_to_the_step_and_the_page_says_so():
+    step, _ = training()
+    found = quick(step, batches())
+    assert isinstance(found, Explanation) and set(found.kinds) == set(KINDS)
+    assert sum(found.kinds.values()) == pytest.approx(found.seconds, rel=1e-6)
+    assert list(found.kinds.values()) == sorted(found.kinds.values(), reverse=True)
+    page = str(found)
+    assert page.startswith("A step takes ") and "where the time goes" in page
+    assert "<table" in found._repr_html_()
+    assert json.loads(json.dumps(found.to_dict()))["kinds"] == dict(found.kinds)
+
+
+def test_amp_shows_up_in_the_kinds_and_fp32_does_not():
+    # 16 bits may be emulated here, and then they take longer; what they are called depends on nothing.
+    fp32 = quick(training()[0], batches())
+    assert fp32.kinds["low-precision matmul"] == fp32.kinds["cast"] == 0 < fp32.kinds["fp32 matmul"]
+    low = quick(training(low=True)[0], batches())
+    assert low.kinds["fp32 matmul"] == 0 < low.kinds["low-precision matmul"] and low.kinds["cast"] > 0
+
+
+def test_a_loader_that_sleeps_is_named_first():
+    step, _ = training()
+
+    class Slow(TensorDataset):
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return super().__getitem__(index)
+
+    x, y = torch.randn(32, 64), torch.randint(4, (32,))
+    found = quick(step, DataLoader(Slow(x, y), batch_size=8))
+    assert found.advice[0].cause == "slow-source"
+    assert found.kinds["waiting for data"] > found.seconds / 2
+    assert "time.sleep(0.002)" in found.advice[0].evidence
+
+
+def test_python_that_runs_for_long_is_named_with_its_line():
+    def after(loss, model):
+        sum(number * number for number in range(200_000))
+
+    found = quick(training(after=after)[0], batches())
+    assert found.advice[0].cause == "python" and "range(200_000)" in found.advice[0].evidence
+
+
+def test_reads_and_repeated_casts_are_counted_exactly():
+    weight = nn.Parameter(torch.randn(32, 32))
+    seen = []
+
+    def step():
+        x = torch.randn(8, 32).bfloat16()
+        for _ in range(5):
+            x = x @ weight.bfloat16()
+        loss = x.float().sum()
+        loss.backward()
+        seen.append(loss.item())
+        if loss > 0 and weight.grad.isnan().any():
+            raise AssertionError
+        weight.grad = None
+
+    evidence = Evidence()
+    with watched(evidence):
+        step()
+    assert sum(evidence.reads.values()) == 2 + (seen[-1] > 0)
+    cast, count = evidence.repeated_casts()[0]
+    assert (cast.source[2], count) == ((32, 32), 5) and cast.line.text == "x = x @ weight.bfloat16()"
+    assert len(evidence.repeated_casts()) == 1
+    assert evidence.uses_low and evidence.ran_backward and evidence.optimizers == []
+
+
+def test_a_weight_that_changes_between_casts_is_not_cast_again():
+    weight = torch.randn(8, 8)
+    evidence = Evidence()
+    with watched(evidence):
+        for _ in range(3):
+            weight.bfloat16()
+            weight.mul_(0.5)
+    assert evidence.repeated_casts() == []
+
+
+def test_settings_and_the_random_stream_stay_as_they_were():
+    step, model = training()
+    given = batches()
+    threads, interval, state = torch.get_num_threads(), sys.getswitchinterval(), torch.get_rng_state()
+    quick(step, given)
+    assert (torch.get_num_threads(), sys.getswitchinterval()) == (threads, interval)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None and parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_it_trains_as_the_step_would():
+    step, model = training()
+    before = [parameter.clone() for parameter in model.parameters()]
+    quick(step, batches())
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def failing(x, y):
+    raise ValueError("shapes do not match")
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "error", "words"),
+    [
+        (failing, batches(), StepFailed, "step 1 raised ValueError: shapes do not match"),
+        (training()[0], [], StepFailed, "`batches` is empty"),
+        (training()[0], iter(batches(number=2)), StepFailed, "`batches` ended after 2 steps, and cannot be read again"),
+        (training()[0], batches()[0][0], TypeError, "batches is a Tensor: pass a DataLoader"),
+        (training()[0], 3, TypeError, "batches is a int"),
+        (3, batches(), TypeError, "train_step is a int, which cannot be called"),
+        (training()[0], [(torch.zeros(1),)], StepFailed, "cannot be called with it"),
+        (training()[0], None, StepFailed, "step 1 raised TypeError"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_a_sentence(step, given, error, words):
+    with pytest.raises(error) as raised:
+        quick(step, given)
+    assert words in str(raised.value)
+
+
+def test_a_loader_or_a_step_that_hangs_is_stopped():
+    def hanging():
+        yield from batches(number=1)
+        time.sleep(30)
+
+    with pytest.raises(StepFailed, match=r"no batch within 0\.3 s: the loader hangs"):
+        quick(training()[0], hanging(), patience=0.3)
+    with pytest.raises(StepFailed, match=r"step 1 was not done within 0\.6 s"):
+        quick(lambda: time.sleep(30), patience=0.3)
+
+
+def test_inside_another_profiler_it_says_so():
+    with profile(), pytest.raises(RuntimeError, match="another profiler"):
+        quick(training()[0], batches())
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda: None, "called no op of torch"),
+        (lambda: torch.ones(4, 4) @ torch.ones(4, 4), "No backward pass was seen"),
+        (lambda: nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward(), "nothing was trained"),
+    ],
+)
+def test_a_step_that_trains_nothing_is_explained_with_a_note(step, words):
+    found = quick(step)
+    assert any(words in note for note in found.notes) and sum(found.kinds.values()) == pytest.approx(found.seconds)
+
+
+def test_a_step_that_is_not_repeatable_gets_a_note():
+    turns = itertools.count()
+    weight = nn.Parameter(torch.ones(8, 8))
+
+    def step():
+        for _ in range(40 if next(turns) % 2 else 1):
+            (weight @ weight).sum().backward()
+
+    assert any("not alike" in note for note in quick(step).notes)
+
+
+def test_the_planted_steps_train_the_same_with_and_without_their_cause():
+    """The cure changes the time and not the training: same losses, where the cause is no other net."""
+    names = [planted.name for planted in PLANTED]
+    assert len(names) == len(set(names)) == 10
+    for planted in PLANTED:
+        for cured in (False, True):
+            step, given = planted.build(cured)
+            for batch in itertools.islice(given, 2):
+                step(*batch)

@@ -1,0 +1,139 @@
+"""Measuring the machine: what is refused before it is tried, what is kept, and that the caller's settings stay as they were.
+
+No rate is asserted: they differ from machine to machine, and from minute to minute.
+"""
+
+import json
+
+import pytest
+import torch
+
+from amp_course.speed import machine as module
+from amp_course.speed.machine import Machine, Rate, free_memory, measure_bandwidth, measure_machine, measure_rates
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def measured():
+    ticks = []
+    return measure_machine("cpu", sizes=(16, 8), seconds=0.1, tick=ticks.append), ticks
+
+
+def test_measures_every_format_at_every_size(measured):
+    machine, ticks = measured
+    assert [(rate.fmt, rate.size) for rate in machine.rates] == [
+        (fmt, size) for size in (8, 16) for fmt in ("fp32", "bf16", "fp16")
+    ]
+    assert all(rate.flops > 0 and not rate.why for rate in machine.rates)
+    assert machine.bandwidth > 0 and machine.launch_seconds > 0
+    assert ticks == ["launch", "bandwidth", *(f"{rate.fmt} {rate.size}" for rate in machine.rates)]
+
+
+def test_is_the_same_after_a_round_through_json(measured):
+    machine, _ = measured
+    again = Machine.from_dict(json.loads(json.dumps(machine.to_dict())))
+    assert again == machine and again.peaks == machine.peaks
+
+
+def test_a_roofline_of_what_was_measured(measured):
+    machine, _ = measured
+    roofline = machine.roofline()
+    assert (roofline.name, roofline.bandwidth) == ("this machine (cpu)", machine.bandwidth)
+    assert roofline.peak_flops == {
+        fmt: max(rate.flops for rate in machine.rates if rate.fmt == fmt) for fmt in ("fp32", "bf16", "fp16")
+    }
+
+
+def test_a_factor_compares_at_the_largest_size_that_both_were_timed_at():
+    rates = (Rate("fp32", 8, 10.0), Rate("bf16", 8, 5.0), Rate("fp32", 16, 20.0), Rate("bf16", 16, None, "too slow"))
+    machine = Machine("cpu", (*rates, Rate("fp16", 8, None, "unsupported")), 1e10, 1e-6)
+    assert (machine.factor("bf16"), machine.factor("fp32"), machine.factor("fp16")) == (0.5, 1.0, None)
+    assert machine.peaks == {"fp32": 20.0, "bf16": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": (8, 0)}, "a matrix of size 0 has no elements: give sizes of 1 or more"),
+        ({"sizes": (-1,)}, "a matrix of size -1 has no elements"),
+        ({"formats": ("fp32", "fp8")}, "'fp8' is no format that is measured here: choose from fp32, tf32, bf16, fp16"),
+    ],
+)
+def test_refuses_what_cannot_be_measured(options, message, monkeypatch):
+    monkeypatch.setattr(module, "measure_launch", lambda device: pytest.fail("measured before it refused"))
+    with pytest.raises(ValueError, match=message):
+        measure_machine("cpu", **options)
+
+
+def tried(monkeypatch, free, flops=1e12):
+    """Replace the measurement by a note of what would be measured, on a machine with `free` bytes."""
+    asked = []
+
+    def rate(device, fmt, size, budget):
+        asked.append((fmt, size))
+        return Rate(fmt, size, flops)
+
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    monkeypatch.setattr(module, "_rate", rate)
+    return asked
+
+
+def test_a_size_that_does_not_fit_is_left_out_before_it_is_tried(monkeypatch):
+    asked = tried(monkeypatch, free=GIB)
+    rates = measure_rates(CPU, (8192, 16384, 32768), ("fp32", "bf16"), 1.0)
+    # Three matrices in 0.8 GiB: of fp32 up to 8,461 wide, of bf16 up to 11,966.
+    assert asked == [("fp32", 8192), ("bf16", 8192)]
+    whys = {(rate.fmt, rate.size): rate.why for rate in rates if rate.flops is None}
+    assert whys["fp32", 16384] == "left out: size 16,384 needs 3.00 GiB, and 1.00 GiB are free"
+    assert whys["fp32", 32768] == whys["fp32", 16384]  # what the first refusal said
+    assert whys["bf16", 16384] == "left out: size 16,384 needs 1.50 GiB, and 1.00 GiB are free"
+
+
+def test_a_size_that_would_take_too_long_is_left_out_and_so_are_larger_ones(monkeypatch):
+    asked = tried(monkeypatch, free=None, flops=2.5e9)
+    rates = measure_rates(CPU, (2048, 512, 1024), ("bf16",), 1.0)
+    assert asked == [("bf16", 512)]  # 2 · 1024³ FLOPs take 0.86 s, more than half a second
+    assert [rate.why for rate in rates] == ["", *["left out: one of size 1,024 would take 0.9 s"] * 2]
+
+
+def test_a_format_that_torch_refuses_is_left_out_with_its_words(monkeypatch):
+    def refuse(op, device, *, least, budget):
+        raise RuntimeError('"addmm" not implemented for Half\nand a stack')
+
+    monkeypatch.setattr(module, "fastest_seconds", refuse)
+    (rate,) = measure_rates(CPU, (8,), ("fp16",), 1.0)
+    assert (rate.flops, rate.why) == (None, '"addmm" not implemented for Half')
+
+
+def test_a_copy_fits_into_the_memory_that_is_free(monkeypatch):
+    sizes = []
+    real = torch.ones
+    monkeypatch.setattr(module, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(module.torch, "ones", lambda count, **options: sizes.append(count) or real(count, **options))
+    assert measure_bandwidth(CPU) > 0
+    assert sizes == [100]  # twice 400 bytes: 0.8 of what is free
+
+
+def test_free_memory_is_a_number_or_unknown(monkeypatch):
+    free = free_memory(CPU)
+    assert free is None or free > 0
+    assert free_memory(torch.device("meta")) is None
+
+    def none(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr("builtins.open", none)
+    monkeypatch.setattr(module.os, "sysconf", none, raising=False)
+    assert free_memory(CPU) is None
+
+
+def test_changes_nothing_for_its_caller():
+    torch.manual_seed(3)
+    stream, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    with torch.autocast("cpu", torch.bfloat16):
+        measure_machine("cpu", sizes=(8,), formats=("fp32",), seconds=0.01)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(stream, torch.get_rng_state())
+    assert torch.is_grad_enabled() and torch.get_float32_matmul_precision() == precision

@@ -1,0 +1,222 @@
+"""`RooflineExplorer` without a browser: its numbers are the roofline's, it measures only what it may, and it never throws."""
+
+import base64
+import re
+
+import pytest
+import torch
+
+from amp_course.kit.measure import seconds_text
+from amp_course.speed import panel as module
+from amp_course.speed.cards import CARDS, find_card
+from amp_course.speed.machine import Machine, Rate
+from amp_course.speed.one_op import KINDS, Predicted, count_op
+from amp_course.speed.panel import RooflineExplorer
+from amp_course.speed.panel_html import verdict
+
+HERE = "this machine (cpu)"
+RATES = (Rate("fp32", 512, 2e11), Rate("bf16", 512, 1e12), Rate("fp16", 512, 2e10))
+MACHINE = Machine("cpu", RATES, bandwidth=1.5e10, launch_seconds=2e-6)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return RooflineExplorer(MACHINE)
+
+
+@pytest.fixture
+def panel(made):
+    made.machine.value, made.kind.value, made.arrives.value = HERE, "linear", True
+    made.dtype.value, made.m.value, made.n.value, made.k.value = "bf16", 512, 1024, 1024
+    made._redraw()
+    return made
+
+
+def text_of(panel):
+    return re.sub(r"<[^>]+>", "", re.sub(r"<(svg|table).*?</\1>", "", panel.view.value, flags=re.S))
+
+
+def test_times_are_the_rooflines(panel):
+    fp32, amp = panel.sides
+    matmul, casts = 2 * 512 * 1024 * 1024, 6 * 1024 * 1024 + 6 * 1024
+    assert fp32.seconds == pytest.approx(matmul / 2e11)
+    assert amp.seconds == pytest.approx(matmul / 1e12 + casts / 1.5e10, rel=0.01)  # the bias's cast is a launch
+    assert f"Predicted: {seconds_text(amp.seconds)}" in text_of(panel)
+    assert f"{fp32.seconds / amp.seconds:.1f} times faster than fp32 ({seconds_text(fp32.seconds)})" in text_of(panel)
+    assert "Its 2 casts take 28 % of that" in text_of(panel)
+    assert seconds_text(fp32.seconds) in panel.view.value and "AMP bf16" in panel.view.value
+
+
+def test_every_op_on_every_machine_in_every_dtype(panel):
+    for machine in panel.machine.options:
+        panel.machine.value = machine
+        for kind in KINDS:
+            panel.kind.value = kind
+            for dtype in panel.dtype.options:
+                panel.dtype.value = dtype
+                assert "Nothing is predicted" not in panel.message.value
+                words = "there is nothing to run" if (kind, dtype) == ("cast", "fp32") else "-bound"
+                assert words in panel.view.value
+                assert [side.fmt for side in panel.sides] == list(dict.fromkeys(["fp32", dtype]))
+
+
+def test_each_bound_is_named(panel):
+    for m, n, k, bound in ((4096, 4096, 4096, "compute"), (1, 4096, 4096, "memory"), (1, 1, 1, "launch")):
+        panel.m.value, panel.n.value, panel.k.value = m, n, k
+        assert panel.sides[1].bound == bound and f"<b>{bound}-bound</b>" in panel.view.value
+
+
+def test_the_measured_machine_comes_first_and_the_cards_follow(panel):
+    assert panel.machine.options == (HERE, *(card.name for card in CARDS))
+    panel.machine.value = "A100 SXM 40 GB"
+    assert panel.roofline == find_card("A100 SXM 40 GB").roofline()
+    assert panel.measure.disabled
+    panel._measure()
+    assert panel.sides[0].measured is None
+
+
+def test_a_format_that_a_card_lacks_leaves_the_menu_and_is_said(panel):
+    panel.machine.value = "V100 SXM2"
+    assert panel.dtype.options == ("fp32", "fp16") and panel.dtype.value == "fp16"
+    assert "V100 SXM2 has no fast units for bf16" in panel.message.value
+    panel.dtype.value = "fp32"
+    panel.machine.value = "H100 SXM"
+    assert panel.dtype.value == "fp32" and "no fast units" not in panel.message.value
+
+
+def test_a_machine_without_a_16_bit_format():
+    panel = RooflineExplorer(Machine("cpu", (RATES[0], Rate("bf16", 8, None, "unsupported")), 1e10, 1e-6))
+    assert panel.dtype.options == ("fp32",) and len(panel.sides) == 1
+    assert f"{HERE} has no measured rate for bf16 or fp16" in panel.message.value
+    assert "Choose a 16-bit dtype" in panel.view.value and panel.still()
+
+
+def test_what_the_sizes_mean_follows_the_op(panel):
+    panel.kind.value = "relu"
+    assert "M rows of N numbers" in panel.message.value and panel.k.disabled
+    panel.kind.value = "attention"
+    assert "M queries, N keys, heads of size K" in panel.message.value and not panel.k.disabled
+
+
+def test_an_input_that_arrives_in_fp32_costs_a_cast_more(panel):
+    kernels = len(panel.sides[1].calls)
+    panel.arrives.value = False
+    assert len(panel.sides[1].calls) == kernels + 1
+    panel.dtype.value = "fp32"
+    assert panel.arrives.disabled
+    panel.kind.value, panel.dtype.value = "cast", "bf16"
+    assert panel.arrives.disabled
+
+
+def test_layer_norm_is_counted_as_on_the_chosen_machine(panel):
+    panel.kind.value = "layer_norm"
+    assert len(panel.sides[1].calls) == 1
+    panel.machine.value = "H100 SXM"
+    assert len(panel.sides[1].calls) == 2  # a cast to fp32 comes before it
+
+
+def test_measuring_runs_the_op_and_puts_it_next_to_the_prediction(panel):
+    panel.m.value, panel.n.value, panel.k.value = 8, 16, 32
+    panel.measure.click()
+    assert all(side.measured > 0 for side in panel.sides)
+    assert f"Measured: {seconds_text(panel.sides[1].measured)}" in text_of(panel)
+    assert "features in" in panel.message.value
+    panel.m.value = 16
+    assert all(side.measured is None for side in panel.sides) and "Measured" not in text_of(panel)
+
+
+def test_what_is_too_large_is_refused_and_said(panel):
+    panel.m.value = panel.n.value = panel.k.value = 65536  # 48 GiB or, where there is more, 47 minutes
+    panel.measure.click()
+    assert "<b>fp32 was not measured:</b>" in panel.message.value
+    assert "<b>AMP bf16 was not measured:</b>" in panel.message.value and "Choose smaller sizes." in panel.message.value
+    assert all(side.measured is None for side in panel.sides)
+
+
+def test_one_side_can_be_measured_without_the_other(panel, monkeypatch):
+    def time_op(kind, on, roofline, device):
+        if on.dtype == torch.bfloat16:
+            raise RuntimeError("no kernel for <bf16>\nand a stack")
+        return 0.5
+
+    monkeypatch.setattr(module, "time_op", time_op)
+    panel.measure.click()
+    assert [side.measured for side in panel.sides] == [0.5, None]
+    assert "no kernel for &lt;bf16&gt;." in panel.message.value and "stack" not in panel.message.value
+
+
+def test_an_error_gets_a_message_and_the_view_stays(panel, monkeypatch):
+    before = panel.view.value
+
+    def fail(kind, on, roofline):
+        raise RuntimeError("unknown <op>")
+
+    monkeypatch.setattr(module, "predict", fail)
+    panel.m.value = 1024
+    assert "Nothing is predicted: unknown &lt;op&gt;." in panel.message.value and panel.view.value == before
+
+
+def side(name="AMP bf16", seconds=1.0, measured=None, kind="linear", casts=0.0):
+    calls = count_op(kind, module.Setting(8, 8, 8))
+    by = {"launch": 0.0, "memory": 0.0, "compute": seconds}
+    return Predicted(name, name.split()[-1], calls, seconds, by, casts, measured)
+
+
+@pytest.mark.parametrize(
+    ("fp32", "amp", "words"),
+    [
+        (8.0, 1.0, "8.0 times faster</b> than fp32"),
+        (1.0, 1.3, "1.30 times slower</b> than fp32"),
+        (1.0, 250.0, "250 times slower</b> than fp32"),
+        (1.0, 1.005, "about the same as fp32"),
+    ],
+)
+def test_the_comparison_in_words(fp32, amp, words):
+    assert words in verdict(MACHINE.roofline(), [side("fp32", fp32), side(seconds=amp)])
+
+
+@pytest.mark.parametrize(
+    ("bound", "measured", "words"),
+    [
+        ("compute", 1.1, "The prediction is close"),
+        ("compute", 3.0, "3.0 times the prediction"),
+        ("compute", 0.5, "faster than the square matmuls"),
+        ("memory", 0.5, "in a cache"),
+    ],
+)
+def test_what_was_measured_in_words(bound, measured, words):
+    seen = Predicted("fp32", "fp32", count_op("relu", module.Setting(8, 8, 8)), 1.0, {bound: 1.0}, 0.0, measured)
+    assert words in verdict(MACHINE.roofline(), [seen])
+
+
+def test_takes_a_machine_or_measures_one(monkeypatch):
+    asked = []
+
+    def measure(device, *, sizes, seconds):
+        asked.append((device.type, max(sizes)))
+        return MACHINE
+
+    monkeypatch.setattr(module, "measure_machine", measure)
+    monkeypatch.setattr(module, "pick_device", lambda: torch.device("cpu"))
+    assert RooflineExplorer().machine.options[0] == HERE
+    assert asked == [("cpu", 512)]
+    with pytest.raises(TypeError, match=r"this is a Roofline: pass what measure_machine\(\) returns, or nothing"):
+        RooflineExplorer(MACHINE.roofline())
+
+
+def test_a_page_without_a_kernel_gets_a_picture(panel):
+    bundle, metadata = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    alt = metadata["image/png"]["alt"]
+    assert alt.startswith(
+        "linear layer, forward: M = 512, N = 1,024, K = 1,024. Roofline of this machine (cpu): bf16: 1.00 TFLOP/s"
+    )
+    assert "AMP bf16: 102 FLOPs per byte, compute-bound, predicted 1.50 ms" in alt
+    assert bundle["text/plain"] == "RooflineExplorer()"
+    panel.kind.value, panel.dtype.value = "cast", "fp32"
+    assert "fp32: nothing to do" in panel.still().alt
+
+
+def test_controls_have_names_and_explanations(panel):
+    controls = (panel.machine, panel.kind, panel.dtype, panel.arrives, panel.m, panel.n, panel.k, panel.measure)
+    assert all(control.description and control.tooltip for control in controls)
