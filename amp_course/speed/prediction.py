@@ -41,8 +41,8 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """The median step."""
-        return self.timing.median
+        """The fastest step: other programs can only make one slower, and the prices are fastest calls, too."""
+        return min(self.timing.samples)
 
     def priced_seconds(self, kind: str | None = None) -> float:
         """Return the price of all ops, or of those of a kind."""
@@ -85,7 +85,7 @@ class Prediction:
 
     @property
     def measured(self) -> float:
-        """The speed-up of the median steps, which were taken in turn."""
+        """The speed-up of the fastest steps, which were taken in turn."""
         return self.fp32.seconds / self.amp.seconds
 
     @property

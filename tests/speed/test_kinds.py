@@ -18,7 +18,7 @@ from amp_course.speed.explain.kinds import (
     WAIT,
     sort_step,
 )
-from amp_course.speed.explain.lines import time_lines
+from amp_course.speed.explain.lines import LineTimes, time_lines
 from amp_course.speed.explain.recording import DATA, STEP, Op, StepRecord
 from amp_course.speed.explain.sampling import Line, Sample
 
@@ -140,7 +140,8 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
         op(STEP, 0, 1000, op(DATA, 0, 100, dtypes=()), op("aten::mm", 200, 400), op("Optimizer.step#S", 800, 900))
     )
     here, log = Line("/mine.py", 3), Line("/mine.py", 9)
-    times = time_lines(
+    times = LineTimes()
+    time_lines(
         [record],
         [
             Sample(50, here, (), False),  # waiting for data
@@ -151,6 +152,7 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
             Sample(850, here, ("torch.optim.sgd",), True),
             Sample(2000, here, (), False),  # after the step
         ],
+        times,
     )
     assert times.steps == 6 and times.gaps == 3
     assert times.data == {here: 1} and times.python == {here: 1, log: 1} and times.calling == {here: 1}
@@ -177,5 +179,6 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
 )
 def test_what_logs_is_told_from_logarithms(text, logs, monkeypatch):
     monkeypatch.setattr(Line, "text", text)
-    times = time_lines([StepRecord(op(STEP, 0, 10))], [Sample(5, Line("/mine.py", 1), (), False)])
+    times = LineTimes()
+    time_lines([StepRecord(op(STEP, 0, 10))], [Sample(5, Line("/mine.py", 1), (), False)], times)
     assert bool(times.logs) == logs

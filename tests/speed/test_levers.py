@@ -140,7 +140,9 @@ def test_cuda_graphs_need_a_gpu_and_say_so():
 def test_compiling_is_given_up_in_time():
     found = compiling.compiled(longest=0.2)
     assert found.comparison is None
-    assert found.sentence == "This machine cannot try torch.compile: it was not done after 0 s."
+    assert found.sentence.startswith(
+        "Nothing was compiled: it was not done after 0 s; what the compiler finished is kept"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_what_keeps_it_from_compiling_is_told(monkeypatch, raised, words):
         return given
 
     monkeypatch.setattr(compiling, "run_python", answer)
-    assert compiling.compiled().sentence == f"This machine cannot try torch.compile: {words}."
+    assert compiling.compiled().sentence == f"Nothing was compiled: {words}."
 
 
 def test_the_cause_is_found_at_the_bottom_of_inductors_errors():

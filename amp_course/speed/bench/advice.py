@@ -179,8 +179,8 @@ def _find_noise(page: Page) -> tuple[float, list[str]]:
     fastest: dict[tuple[str, str], float] = {}  # fp32's steps are timed once for each recipe
     steps = [(one, side, (one.title, side if side == "fp32" else one.recipe)) for one in page.results for side in SIDES]
     for one, side, key in steps:
-        fastest[key] = min(fastest.get(key, math.inf), one.fastest[side])
-    ratio, title = max(((one.seconds[side] / fastest[key], one.title) for one, side, key in steps), default=(1.0, ""))
+        fastest[key] = min(fastest.get(key, math.inf), one.seconds[side])
+    ratio, title = max(((one.median[side] / fastest[key], one.title) for one, side, key in steps), default=(1.0, ""))
     if ratio < _NOISY:
         return ratio, []
     return ratio, [

@@ -135,15 +135,11 @@ def _trainings(a: Page, b: Page) -> str:
 
 def _training_rows(one: Result, two: Result) -> list[Row]:
     rows = [[f"{short(one.title)}, {one.label}", "", "", ""]]
-    rows.append(["  speed-up over fp32", _speedup(one), _speedup(two), ""])
+    rows.append(["  speed-up over fp32", f"{one.measured:.2f}", f"{two.measured:.2f}", ""])
+    rows.append(["  quartiles allow", *(f"{low:.2f} to {high:.2f}" for low, high in (one.spread, two.spread)), ""])
     rows.append(["  ceiling", f"{one.ceiling:.2f}", f"{two.ceiling:.2f}", ""])
     if one.title == two.title:
         for side, words in (("fp32", "  fp32 step"), ("amp", "  its step")):
             times: list[Any] = [result.seconds[side] for result in (one, two)]
             rows.append([words, *map(seconds_text, times), _figures(times[0] / times[1])])
     return rows
-
-
-def _speedup(one: Result) -> str:
-    low, high = one.spread
-    return f"{one.measured:.2f} ({low:.2f} to {high:.2f})"

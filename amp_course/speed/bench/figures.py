@@ -99,7 +99,11 @@ def _draw_speedups(axis: Any, page: Page) -> None:
     axis.axvline(1, color=INK, lw=0.8, ls=":", zorder=0)
     axis.set_yticks(ticks, labels, fontsize=8)
     axis.set_ylim(y + 0.3, 0.7)
-    title(axis, "Speed-up over fp32", "bar: measured, whisker: what the quartiles allow; ▽ ceiling, ◆ predicted")
+    title(
+        axis,
+        "Speed-up over fp32",
+        "bar: of the fastest steps, whisker: what the quartiles allow; ▽ ceiling, ◆ predicted",
+    )
 
 
 def _draw_one(axis: Any, y: float, one: Result) -> None:

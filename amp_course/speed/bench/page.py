@@ -25,7 +25,7 @@ class Result:
 
     workload, title: its name ("simple_net"), and as people read it, with its size
     share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None where the ops' prices add up to nonsense
-    seconds, fastest, quartiles: of a step, for each of SIDES; `seconds` is the median
+    seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
     gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a gain
     ops:         of forward and backward, for each of SIDES
     """
@@ -38,15 +38,20 @@ class Result:
     ceiling: float
     predicted: float | None
     seconds: Mapping[str, float]
-    fastest: Mapping[str, float]
+    median: Mapping[str, float]
     quartiles: Mapping[str, tuple[float, float]]
     gap_seconds: Mapping[str, float]
     ops: Mapping[str, int]
 
     @property
     def measured(self) -> float:
-        """The speed-up of the median steps: fp32's time over the recipe's."""
+        """The speed-up of the fastest steps: fp32's time over the recipe's."""
         return self.seconds["fp32"] / self.seconds["amp"]
+
+    @property
+    def median_speedup(self) -> float:
+        """The speed-up of the median steps."""
+        return self.median["fp32"] / self.median["amp"]
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -68,7 +73,7 @@ class Result:
             "workload": workload,
             "title": prediction.title,
             "predicted": predicted,
-            "fastest": {name: min(side.timing.samples) for name, side in sides.items()},
+            "median": {name: side.timing.median for name, side in sides.items()},
             "ops": {name: len(side.priced) for name, side in sides.items()},
         }
         return cls.from_dict({**prediction.to_dict(), **more})
@@ -86,7 +91,7 @@ class Result:
             ceiling=_positive(data["ceiling"]),
             predicted=None if predicted is None else _positive(predicted),
             seconds={name: _positive(data["seconds"][name]) for name in SIDES},
-            fastest={name: _positive(data["fastest"][name]) for name in SIDES},
+            median={name: _positive(data["median"][name]) for name in SIDES},
             quartiles={name: _pair(data["quartiles"][name]) for name in SIDES},
             gap_seconds={name: _number(data["gap_seconds"][name]) for name in GAP},
             ops={name: int(_number(data["ops"][name], least=0.0)) for name in SIDES},

@@ -15,8 +15,9 @@ WIDTH = 96
 LEGEND = """\
 ceiling    if AMP changed nothing but the matmuls (Amdahl's law)
 predicted  from the price of each op, timed alone: matmuls, casts and all others
-measured   the median step in fp32 over the median AMP step, which took turns; in brackets, the
-           least and the most that their quartiles allow
+measured   the fastest step in fp32 over the fastest AMP step, which took turns; other programs can
+           only make a step slower
+medians    the same of median steps; in brackets, the least and the most that the quartiles allow
 gap        from the ceiling to the AMP step: what takes longer than in fp32 (+) or less long (−).
            “memory” is fetching memory that malloc gave back to the system. This is malloc's
            default, so your own scripts pay for it too."""
@@ -92,7 +93,7 @@ def _other_numbers(machine: Machine) -> str:
 
 def _trainings(page: Page) -> Iterator[str]:
     yield "Speed-up over fp32"
-    head = ["  recipe", "fp32 step", "its step", "ceiling", "predicted", "measured"]
+    head = ["  recipe", "fp32 step", "its step", "ceiling", "predicted", "measured", "medians"]
     for title in page.titles():
         results = [one for one in page.results if one.title == title]
         yield f"\n{title}"
@@ -108,7 +109,8 @@ def _cells(one: Result) -> list[str]:
     low, high = one.spread
     predicted = "–" if one.predicted is None else f"{one.predicted:.2f}"
     times = [seconds_text(one.seconds[side]) for side in ("fp32", "amp")]
-    return [f"  {one.label}", *times, f"{one.ceiling:.2f}", predicted, f"{one.measured:.2f} ({low:.2f} to {high:.2f})"]
+    medians = f"{one.median_speedup:.2f} ({low:.2f} to {high:.2f})"
+    return [f"  {one.label}", *times, f"{one.ceiling:.2f}", predicted, f"{one.measured:.2f}", medians]
 
 
 def _gap(one: Result) -> str:

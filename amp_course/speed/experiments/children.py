@@ -15,6 +15,10 @@ class ChildError(RuntimeError):
     """The process did not get to its end; the message says why, in words for the reader."""
 
 
+class ChildTimeout(ChildError):
+    """The process was ended because its time was up."""
+
+
 def run_python(code: str, *, environment: Mapping[str, str] | None = None, seconds: float = 60) -> str:
     """Return the last line that `code` prints. Whatever it starts is ended with it, also on Ctrl-C or when time is up.
 
@@ -40,7 +44,7 @@ def run_python(code: str, *, environment: Mapping[str, str] | None = None, secon
         try:
             exit_code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise ChildError(f"it was not done after {seconds:.0f} s") from None
+            raise ChildTimeout(f"it was not done after {seconds:.0f} s") from None
         finally:
             _end(child)
         said = errors if exit_code else printed

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amp_course.kit.measure import seconds_text
 from amp_course.speed.experiments import published
-from amp_course.speed.experiments.children import ChildError, run_python
+from amp_course.speed.experiments.children import ChildError, ChildTimeout, run_python
 from amp_course.speed.experiments.finding import Finding
 from amp_course.speed.experiments.in_turn import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
@@ -40,7 +40,7 @@ class Compiled(Finding):
     def sentence(self) -> str:
         """Compare compiled with eager, and say what the compiling took."""
         if self.comparison is None:
-            return sentence(f"this machine cannot try torch.compile: {self.error}")
+            return sentence(f"nothing was compiled: {self.error}")
         told = [
             f"{words}, {self.comparison.tell(f'{recipe}, compiled', f'{recipe}, eager', who='compiled code', than='eager code')}"
             for recipe, words in (("fp32", "in fp32"), ("AMP", "under AMP"))
@@ -57,6 +57,9 @@ def compiled(device: torch.device | str = "cpu", *, seconds: float = 1.5, longes
     code = f"from {__name__} import compile_and_compare; compile_and_compare({str(device)!r}, {seconds})"
     try:
         found: dict[str, Any] = json.loads(run_python(code, seconds=longest))
+    except ChildTimeout as error:
+        more = "what the compiler finished is kept, so try again, or give it longer, as in compiled(longest=60)"
+        return Compiled(None, (published.COMPILE,), {}, f"{error}; {more}")
     except ChildError as error:
         return Compiled(None, (published.COMPILE,), {}, str(error))
     if "error" in found:

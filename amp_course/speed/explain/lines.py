@@ -51,9 +51,8 @@ class LineTimes:
         return counts[line] / self.steps if self.steps else 0.0
 
 
-def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample]) -> LineTimes:
-    """Sort samples that were taken while steps were recorded."""
-    times = LineTimes()
+def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample], times: LineTimes) -> None:
+    """Add samples that were taken while steps were recorded."""
     starts = [step.main.start for step in steps]
     for sample in samples:
         place = bisect_right(starts, sample.time) - 1
@@ -72,7 +71,6 @@ def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample]) -> LineTi
             times.logging[line] += 1
         if kind == LAUNCH:
             (times.calling if sample.in_torch else times.python)[line] += 1
-    return times
 
 
 def _kind_at(op: Op, time: int) -> str:

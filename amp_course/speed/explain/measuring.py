@@ -10,93 +10,84 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-from amp_course.kit.measure import Timing, synchronize
+from amp_course.kit.measure import synchronize
 from amp_course.speed.explain import kinds
-from amp_course.speed.explain.advice import Findings, advise
+from amp_course.speed.explain.advice import advise
 from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.explanation import Explanation, in_order
-from amp_course.speed.explain.kinds import KINDS, LAUNCH, LOW, sort_step
-from amp_course.speed.explain.lines import time_lines
-from amp_course.speed.explain.recording import StepRecord, record_steps
+from amp_course.speed.explain.findings import Findings
+from amp_course.speed.explain.kinds import LOW
+from amp_course.speed.explain.rounds import Rounds, plain_steps, price_of_a_call
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.sampling import Sample, sampled
 from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls, usable_cores
-from amp_course.speed.faults import page_faults, seconds_per_fault
+from amp_course.speed.faults import seconds_per_fault
 
 _ROUNDS = 5  # turns of plain and recorded steps
 _MOST_OPS = 60_000  # in all recorded steps: each costs some 20 µs to read
-_SMALL_OPS = 300  # in the record from which the price of one call is read
 
 
 def measure(run: Runner, device: torch.device | None, seconds: float) -> Explanation:
     """Run the step some dozens of times, for about `seconds`, and return what it shows; see `explain`."""
-    notes: list[str] = []
     run.guarded()  # the first step allocates and loads, and what raises raises here
-    evidence = Evidence()
-    with watched(evidence):
-        run.guarded()
-    device = device or _device_of(evidence)
+    first = _look(run)
+    device, ops = device or _device_of(first), 5 * len(first.calls)
+    del first
     gc.collect()
     run.guarded()
     start = time.perf_counter()
     run.guarded()
     synchronize(device)
     once = time.perf_counter() - start
-    launch = _price_of_a_call(device)
-    each = min(
-        20, round(seconds / 3 / _ROUNDS / 3 / max(once, 1e-6)), _MOST_OPS // (_ROUNDS * 5 * len(evidence.calls) + 1)
+    turns = Rounds(run, device, price_of_a_call(device))
+    slow = once * 3 * _ROUNDS > 3 * seconds
+    plain = max(1, min(20, round(seconds / 9 / _ROUNDS / max(once, 1e-6))))
+    recorded = max(1, min(plain, _MOST_OPS // (_ROUNDS * ops + 1)))
+    for _ in range(2 if slow else _ROUNDS):
+        turns.take(plain, recorded)
+    found = _findings(run, turns, _look(run), max(3, min(plain, 4)), seconds)
+    ceiling, now = _ceiling(found)
+    return Explanation(
+        turns.timing,
+        in_order(found.times),
+        statistics.median(turns.recorded),
+        ceiling,
+        now,
+        advise(found),
+        tuple(_notes(found, turns)),
     )
-    each = max(1, each)
-    rounds = _ROUNDS if once * 3 * _ROUNDS < 3 * seconds else 2
-    plain: list[float] = []
-    faults: list[int] = []
-    records: list[StepRecord] = []
-    samples: list[Sample] = []
-    for _ in range(rounds):
-        _take(run, each, device, plain, faults)
-        with sampled(samples):
-            records += record_steps(lambda: _whole(run, device), each, device)
-    timing = Timing(tuple(plain))
-    sorted_steps = [sort_step(record, launch) for record in records]
-    recorded = statistics.median((record.main.end - record.main.start) / 1e9 for record in records)
-    times = _fitted({kind: statistics.median(one[kind] for one in sorted_steps) / 1e9 for kind in KINDS}, timing.median)
-    low = _low_dtype(evidence, device)
-    trials = try_matmuls(evidence, device, (torch.float32, low), seconds / 4)
-    cores, threads = usable_cores(), torch.get_num_threads()
-    found = Findings(
-        timing.median,
-        times,
-        evidence,
-        time_lines(records, samples),
-        trials,
-        low,
-        device.type,
-        [(type(one).__name__, ratio) for one in evidence.optimizers if (ratio := try_fused(one, device)) is not None],
-        (threads, cores),
-        _with_threads(run, device, cores, each) if device.type == "cpu" and _may_change(threads, cores) else None,
-        statistics.median(faults),
-        statistics.median(faults) * seconds_per_fault() if device.type == "cpu" else 0.0,
-        statistics.median(run.fetch_busy) if run.fetch_busy else None,
-        run.batches.num_workers if isinstance(run.batches, DataLoader) else None,
-        _cast_seconds(evidence, device, low),
+
+
+def _look(run: Runner) -> Evidence:
+    """Take one step and note its ops."""
+    evidence = Evidence()
+    with watched(evidence):
+        run.guarded()
+    return evidence
+
+
+def _findings(run: Runner, turns: Rounds, evidence: Evidence, steps: int, seconds: float) -> Findings:
+    device, low = turns.device, _low_dtype(evidence, turns.device)
+    cores, threads, on_cpu = usable_cores(), torch.get_num_threads(), turns.device.type == "cpu"
+    faults = statistics.median(turns.faults)
+    return Findings(
+        seconds=turns.timing.median,
+        times=turns.times(),
+        evidence=evidence,
+        lines=turns.lines,
+        trials=try_matmuls(evidence, device, (torch.float32, low), seconds / 4),
+        low=low,
+        device=device.type,
+        fused=[
+            (type(one).__name__, ratio) for one in evidence.optimizers if (ratio := try_fused(one, device)) is not None
+        ],
+        threads=(threads, cores),
+        other_threads=_with_threads(run, device, cores, steps) if on_cpu and _may_change(threads, cores) else None,
+        faults=faults,
+        fault_seconds=faults * seconds_per_fault() if on_cpu else 0.0,
+        fetch_busy=statistics.median(run.fetch_busy) if run.fetch_busy else None,
+        workers=run.batches.num_workers if isinstance(run.batches, DataLoader) else None,
+        cast_seconds=_cast_seconds(evidence, device, low),
     )
-    ceiling, now = _ceiling(times, trials, low, timing.median)
-    notes += _notes(found, timing, run, records)
-    return Explanation(timing, in_order(times), recorded, ceiling, now, advise(found), tuple(notes))
-
-
-def _whole(run: Runner, device: torch.device) -> None:
-    run()
-    synchronize(device)
-
-
-def _take(run: Runner, steps: int, device: torch.device, seconds: list[float], faults: list[int]) -> None:
-    for _ in range(steps):
-        synchronize(device)
-        before, start = page_faults(), time.perf_counter()
-        _whole(run, device)
-        seconds.append(time.perf_counter() - start)
-        faults.append(page_faults() - before)
 
 
 def _device_of(evidence: Evidence) -> torch.device:
@@ -114,27 +105,6 @@ def _low_dtype(evidence: Evidence, device: torch.device) -> torch.dtype:
     return torch.bfloat16
 
 
-def _price_of_a_call(device: torch.device) -> int:
-    """Return the nanoseconds of the smallest op, as the profiler sees it."""
-    one = torch.ones(1, device=device)
-
-    def calls() -> None:
-        for _ in range(_SMALL_OPS):
-            one.add_(0.0)
-
-    record = record_steps(calls, 1, device)[0].main
-    return int(statistics.median(child.own for child in record.children)) if record.children else 0
-
-
-def _fitted(times: dict[str, float], seconds: float) -> dict[str, float]:
-    """Make kinds add up to the plain step: what recording adds, it adds to the launches."""
-    whole = sum(times.values())
-    others = whole - times[LAUNCH]
-    if others < seconds < whole:
-        return {**times, LAUNCH: seconds - others}
-    return {kind: value * seconds / whole for kind, value in times.items()} if whole else times
-
-
 def _may_change(threads: int, cores: int) -> bool:
     """Tell whether another number of threads is worth a trial: more than cores never pay; fewer may be somebody's choice."""
     return threads > cores or (threads < cores and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys())
@@ -149,7 +119,7 @@ def _with_threads(run: Runner, device: torch.device, threads: int, steps: int) -
             for number, seconds in ours.items():
                 torch.set_num_threads(number)
                 run()
-                _take(run, min(steps, 4), device, seconds, [])
+                seconds += plain_steps(run, device, steps)[0]
     finally:
         torch.set_num_threads(now)
     return statistics.median(ours[now]), statistics.median(ours[threads])
@@ -171,10 +141,9 @@ def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) ->
     return moved / sample.nbytes * best
 
 
-def _ceiling(
-    times: dict[str, float], trials: tuple[MatmulTrial, ...], low: torch.dtype, seconds: float
-) -> tuple[float | None, float | None]:
+def _ceiling(found: Findings) -> tuple[float | None, float | None]:
     """Return how many times faster than fp32 the step could be, and is: the matmuls' time, scaled by what the trials took."""
+    times, trials = found.times, found.trials
 
     def ratio(chosen: list[MatmulTrial], dtype: torch.dtype) -> float:
         known = [one for one in chosen if dtype in one.other or one.dtype == dtype]
@@ -186,14 +155,14 @@ def _ceiling(
     if not trials:
         return None, None
     in_low, in_high = times[kinds.LOW_MATMUL], times[kinds.FP32_MATMUL]
-    rest = seconds - in_low - in_high
+    rest = found.seconds - in_low - in_high
     fp32 = rest - times[kinds.CAST] + in_low * ratio(lows, torch.float32) + in_high * ratio(highs, torch.float32)
-    best = rest - times[kinds.CAST] + in_low + in_high * ratio(highs, low)
-    return fp32 / best, fp32 / seconds
+    best = rest - times[kinds.CAST] + in_low + in_high * ratio(highs, found.low)
+    return fp32 / best, fp32 / found.seconds
 
 
-def _notes(found: Findings, timing: Timing, run: Runner, records: list[StepRecord]) -> list[str]:
-    notes = []
+def _notes(found: Findings, turns: Rounds) -> list[str]:
+    notes, timing, run = [], turns.timing, turns.run
     evidence = found.evidence
     if not evidence.calls:
         notes.append("The step called no op of torch, so all of its time is Python's.")
@@ -205,8 +174,8 @@ def _notes(found: Findings, timing: Timing, run: Runner, records: list[StepRecor
         notes.append(
             "The steps differ much in time, by more than half between the quartiles: the shares are those of a middling one."
         )
-    sizes = sorted({_count(record) for record in records})
-    if len(sizes) > 1 and sizes[-1] > 1.2 * sizes[0]:
+    sizes = sorted(turns.ops)
+    if sizes[-1] > 1.2 * sizes[0]:
         notes.append(f"The steps are not alike: the recorded ones called between {sizes[0]:,} and {sizes[-1]:,} ops.")
     load, cores = _load(), found.threads[1]
     if load > cores + 1:
@@ -220,7 +189,7 @@ def _notes(found: Findings, timing: Timing, run: Runner, records: list[StepRecor
     places = sorted(evidence.matmul_devices())
     if len(places) > 1:
         notes.append(f"Matmuls ran on {' and '.join(places)}: the time is told for all of them together.")
-    if found.device == "cuda" and not any(_has_kernels(record) for record in records):
+    if found.device == "cuda" and not turns.saw_kernels:
         notes.append(
             "The profiler saw nothing of the GPU (it may lack the permission), so the kinds are those of the program's own time."
         )
@@ -233,22 +202,3 @@ def _load() -> float:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return 0.0
-
-
-def _has_kernels(record: StepRecord) -> bool:
-    stack = [record.main, *record.others]
-    while stack:
-        op = stack.pop()
-        if op.kernels:
-            return True
-        stack += op.children
-    return False
-
-
-def _count(record: StepRecord) -> int:
-    stack, count = [record.main], 0
-    while stack:
-        op = stack.pop()
-        count += op.name.startswith("aten::")
-        stack += op.children
-    return count

@@ -65,7 +65,7 @@ def reader_line(frame: FrameType | None) -> Line | None:
     """Return the innermost line of a stack that is no library's; None if there is none."""
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
-            return Line(frame.f_code.co_filename, frame.f_lineno)
+            return Line(frame.f_code.co_filename, frame.f_lineno or 0)
         if frame.f_code.co_filename.startswith(_HERE):
             return None  # what called this tool is not what it explains
         frame = frame.f_back
@@ -105,7 +105,7 @@ def _sample(thread: int) -> Sample:
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_library(file):
-            line = Line(file, frame.f_lineno)
+            line = Line(file, frame.f_lineno or 0)  # between two lines Python has none
             break
         if file.startswith(_HERE):
             break

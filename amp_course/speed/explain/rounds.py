@@ -1,0 +1,122 @@
+"""Take plain and recorded steps in turn, and keep the numbers alone.
+
+subtle: the records are let go at once. Python's garbage collector looks through every living object now and then, and the next
+steps would pay for half a million of ours.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from amp_course.kit.measure import Timing, synchronize
+from amp_course.speed.explain.kinds import KINDS, LAUNCH, sort_step
+from amp_course.speed.explain.lines import LineTimes, time_lines
+from amp_course.speed.explain.recording import StepRecord, record_steps
+from amp_course.speed.explain.running import Runner
+from amp_course.speed.explain.sampling import Sample, sampled
+from amp_course.speed.faults import page_faults
+
+_SMALL_OPS = 300  # in the record from which the price of one call is read
+
+
+@dataclass
+class Rounds:
+    """What the steps so far gave, on one device.
+
+    launch:   nanoseconds of the smallest op, as the profiler sees it
+    plain:    seconds of each step without any recording; faults: pages that it was handed
+    recorded: seconds of each recorded step; ops: how many it called
+    kinds:    of each recorded step, kind → nanoseconds
+    """
+
+    run: Runner
+    device: torch.device
+    launch: int
+    plain: list[float] = field(default_factory=list)
+    faults: list[int] = field(default_factory=list)
+    recorded: list[float] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)
+    kinds: list[dict[str, int]] = field(default_factory=list)
+    lines: LineTimes = field(default_factory=LineTimes)
+    saw_kernels: bool = False
+
+    def take(self, plain: int, recorded: int) -> None:
+        """Take so many plain steps, after one that is not timed if there are several, then so many recorded ones."""
+        if plain > 1:
+            _whole(self.run, self.device)  # what was recorded before has filled the caches
+        seconds, faults = plain_steps(self.run, self.device, plain)
+        self.plain += seconds
+        self.faults += faults
+        samples: list[Sample] = []
+        with sampled(samples):
+            records = record_steps(lambda: _whole(self.run, self.device), recorded, self.device)
+        time_lines(records, samples, self.lines)
+        for record in records:
+            self.kinds.append(sort_step(record, self.launch))
+            self.recorded.append((record.main.end - record.main.start) / 1e9)
+            ops, kernels = _count(record)
+            self.ops.append(ops)
+            self.saw_kernels = self.saw_kernels or kernels > 0
+
+    @property
+    def timing(self) -> Timing:
+        """The plain steps."""
+        return Timing(tuple(self.plain))
+
+    def times(self) -> dict[str, float]:
+        """Return kind → seconds of a step; they add up to the median plain step."""
+        medians = {kind: statistics.median(one[kind] for one in self.kinds) / 1e9 for kind in KINDS}
+        return _fitted(medians, self.timing.median)
+
+
+def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[float], list[int]]:
+    """Return the seconds of some steps, each from idle device to idle device, and the pages that they were handed."""
+    seconds, faults = [], []
+    for _ in range(steps):
+        synchronize(device)
+        before, start = page_faults(), time.perf_counter()
+        _whole(run, device)
+        seconds.append(time.perf_counter() - start)
+        faults.append(page_faults() - before)
+    return seconds, faults
+
+
+def price_of_a_call(device: torch.device) -> int:
+    """Return the nanoseconds of the smallest op, as the profiler sees it."""
+    one = torch.ones(1, device=device)
+
+    def calls() -> None:
+        for _ in range(_SMALL_OPS):
+            one.add_(0.0)
+
+    record = record_steps(calls, 1, device)[0].main
+    return int(statistics.median(child.own for child in record.children)) if record.children else 0
+
+
+def _whole(run: Runner, device: torch.device) -> None:
+    run()
+    synchronize(device)
+
+
+def _fitted(times: dict[str, float], seconds: float) -> dict[str, float]:
+    """Make kinds add up to the plain step: what recording adds, it adds to the launches."""
+    whole = sum(times.values())
+    others = whole - times[LAUNCH]
+    if others < seconds < whole:
+        return {**times, LAUNCH: seconds - others}
+    return {kind: value * seconds / whole for kind, value in times.items()} if whole else times
+
+
+def _count(record: StepRecord) -> tuple[int, int]:
+    """Return how many ops a step called, and how many kernels they started on an accelerator."""
+    stack, ops, kernels = [record.main, *record.others], 0, 0
+    while stack:
+        op = stack.pop()
+        ops += op.name.startswith("aten::")
+        kernels += len(op.kernels)
+        stack += op.children
+    return ops, kernels
