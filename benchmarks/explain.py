@@ -68,6 +68,7 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
     first = found.advice[0].cause if found.advice else None
     return {
         "expected": list(planted.causes),
+        "same_work": planted.same_work,
         "named": [one.cause for one in found.advice],
         "evidence": found.advice[0].evidence if found.advice else "",
         "first_is_planted": first in planted.causes,

@@ -196,6 +196,7 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for name, tried in record["planted"].items():
             times = [_milliseconds(tried[side]) for side in ("plain_seconds", "cured_seconds")]
+            times[1] = times[1] if tried["same_work"] else "(another net)"
             ratios = [f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")]
             lines.append("| " + " | ".join([name, *times, ", ".join(tried["named"]) or "–", *ratios]) + " |")
         lines += [

@@ -204,12 +204,13 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     label = predictions[0].recipe.label
     figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=f"Speed-up of {label} over fp32. {told}.")
     for row, one in enumerate(predictions):
-        quartiles = [one.fp32.seconds / one.amp.timing.q3, one.fp32.seconds / one.amp.timing.q1]
+        fp32, amp = one.fp32.timing, one.amp.timing
+        quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
         axis.plot(quartiles, [row, row], color=COLOURS[one.recipe.name], lw=6, alpha=0.35, solid_capstyle="butt")
         for value, marker, name in (
             (one.ceiling, "|", "ceiling: matmuls alone"),
             (one.predicted, "D", "predicted from the ops"),
-            (one.measured, "o", "measured, and quartiles"),
+            (one.measured, "o", "measured; bar: what the quartiles allow"),
         ):
             face = "none" if marker == "D" else COLOURS[one.recipe.name]
             look = {

@@ -32,6 +32,7 @@ class Planted:
     name:   in words
     causes: what `explain` may call it
     build:  → the slow step and its batches; with True, the same without the fault
+    same_work: whether the cured step does the same; if not, their times do not compare
     many_threads: whether the fault is the number of torch's threads, which the caller sets
     """
 
@@ -39,6 +40,7 @@ class Planted:
     causes: tuple[str, ...]
     build: Callable[[bool], tuple[Step, Iterable[Any]]]
     many_threads: bool = False
+    same_work: bool = True
 
 
 def low_is_fast() -> bool:
@@ -216,7 +218,7 @@ PLANTED = (
     Planted("values read one by one", ("host-reads",), _reads),
     Planted("a cast in a loop", ("repeated-casts",), _casts),
     Planted("a starved loader", ("slow-source",), _source),
-    Planted("a tiny net", ("small-ops",), _tiny),
+    Planted("a tiny net", ("small-ops",), _tiny, same_work=False),
     Planted("odd sizes", ("odd-sizes",), _odd),
     Planted("an island in a wider dtype", ("fp32-island", "fp64-island"), _island),
     Planted("an unfused optimizer", ("unfused-optimizer",), _optimizer),

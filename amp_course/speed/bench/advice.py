@@ -70,10 +70,8 @@ def recommend(page: Page) -> Advice:
     elif factor < HELPED:
         pace = "slower" if factor < 1 / HELPED else "no faster"
         headline = f"Stay in fp32 on this machine: 16-bit matmuls are {pace} here. Use AMP only to save memory."
-        slower = [1 / one.speedup for one in outcomes[best]]
-        reasons += (
-            [f"The steps take {range_text(slower)} times as long under {label_of(best)}."] if min(slower) > 1 else []
-        )
+        slower = [1 / one.speedup for found in outcomes.values() for one in found]
+        reasons += [f"The steps take {range_text(slower)} times as long under AMP."] if min(slower) > 1 else []
     else:
         headline = f"Stay in fp32 for trainings like {_count(outcomes[best], 'this one', 'these')}: AMP gained nothing."
         reasons += details

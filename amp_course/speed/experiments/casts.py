@@ -46,7 +46,7 @@ class Blocks(nn.Module):
         return x
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Island(Finding):
     """Blocks under AMP, with and without an fp32 island in each. casts: of forward and backward."""
 
@@ -95,7 +95,7 @@ def count_casts(island: bool) -> int:
     return totals(counter.calls, CAST).kernels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BreakEven(Finding):
     """A linear layer's matmul in fp32 and in 16 bits, and the casts that autocast adds, by width."""
 

@@ -32,7 +32,7 @@ from amp_course.speed.experiments.workbench import (
 NARROW, WIDE = "narrow net", "wide net"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TooLittleWork(Finding):
     """A narrow and a wide net, each in fp32 and under AMP. kernels: of forward and backward, by recipe."""
 
@@ -97,7 +97,7 @@ def count_kernels(dtype: torch.dtype | None) -> int:
     return totals(counter.calls).kernels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NoFastUnits(Finding):
     """One net in fp32 and under AMP in both 16-bit formats. slow_formats: those whose matmuls are slower than fp32's."""
 
@@ -136,7 +136,7 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
     return NoFastUnits(compare(sides, device, seconds=seconds), (*elsewhere, published.NO_UNITS_GPU), width, slow)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HostReads(Finding):
     """The same steps, with their losses read one by one and all at once. reads: how often a pass asks for a value."""
 
@@ -207,7 +207,7 @@ def _count_reads(side: Callable[[], object]) -> int:
     return sum(call.op == "aten._local_scalar_dense" for call in counter.calls)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OddSizes(Finding):
     """Matmuls of an odd size and of the next multiple of 8, in fp32 and in 16 bits."""
 

@@ -23,7 +23,7 @@ from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
 LONGEST = 25.0  # seconds, after which compiling is given up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled(Finding):
     """A linear layer and the ops around it, eager and compiled, with and without AMP.
 

@@ -23,7 +23,7 @@ class Published:
         return f"{self.what} ({self.source})."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times
 class Finding(ABC):
     """One experiment's outcome. Each experiment adds its own numbers and its own `sentence`.
 
@@ -47,8 +47,7 @@ class Finding(ABC):
             f"{self.title}\n\n{table}{self.sentence}{''.join(f'{chr(10)}Elsewhere: {one}' for one in self.published)}"
         )
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # where IPython shows plain text: a dataclass's own repr is a page of raw times
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         table = self.comparison._repr_html_() if self.comparison else ""

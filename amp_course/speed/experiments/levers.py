@@ -26,7 +26,7 @@ from amp_course.speed.experiments.workbench import SGD, drawn, low_dtype, low_re
 MakeStep = Callable[[Recipe], Callable[[], object]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lever(Finding):
     """A lever's settings, each in fp32 and under AMP; the first setting is the one that the others are compared with.
 

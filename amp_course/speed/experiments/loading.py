@@ -149,7 +149,7 @@ def measure_pace(
     return Pace(Timing(tuple(waited)), Timing(tuple(computed)), getattr(batches, "num_workers", 0) > 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderBound(Finding):
     """One net, in fp32 and under AMP, fed by a loader and with its batches at hand. pace: of the fp32 loop with the loader."""
 
@@ -209,7 +209,7 @@ def _each(batches: Iterable[Batch], use: Callable[[Batch], object]) -> None:
         use(batch)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PinnedMemory(Finding):
     """The copy of one batch to the device, from ordinary memory and from pinned memory; None without a GPU."""
 

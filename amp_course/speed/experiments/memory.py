@@ -47,7 +47,7 @@ class Heap:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FreedMemory(Finding):
     """A step in processes of its own: with malloc as it is, and with malloc told to keep what is freed.
 

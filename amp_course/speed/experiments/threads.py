@@ -27,7 +27,7 @@ _CROWDED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Threads(Finding):
     """A step on one thread, on one for each core, and on many."""
 
@@ -78,7 +78,7 @@ def _on_threads(step: Callable[[], object], threads: int) -> Callable[[], object
     return side
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ThreadsAndWorkers(Finding):
     """One training on the CPU, by the number of torch's threads and of workers. inside: torch's threads within a worker."""
 

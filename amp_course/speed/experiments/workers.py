@@ -28,7 +28,7 @@ def workers_text(count: int) -> str:
     return f"{count or 'no'} worker{'' if count == 1 else 's'}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WorkerCounts(Finding):
     """One epoch of a data set, read by different numbers of workers. cores: that this process may use."""
 
@@ -85,7 +85,7 @@ def worker_counts(
         return WorkerCounts(compare(sides, steps=1, seconds=seconds), (published.WORKERS,), tuple(counts), batches)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StartUp(Finding):
     """Seconds until the first batch is there: in a first epoch, and in a second one with workers that stayed, or did not."""
 
@@ -136,7 +136,7 @@ def _first_batch(loader: Any) -> float:
     return seen[0] - started
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prefetch(Finding):
     """A loop on a source that pauses now and then, with different numbers of batches prepared ahead."""
 
