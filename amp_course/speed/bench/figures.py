@@ -8,7 +8,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, HATCHES, INK, new_figure, title
+from amp_course.kit.style import (
+    COLOURS,
+    FAINT,
+    FEWER_DOTS,
+    FORMAT_COLOURS,
+    FORMAT_LINES,
+    HATCHES,
+    INK,
+    new_figure,
+    title,
+)
 from amp_course.speed.bench.advice import Advice, short
 from amp_course.speed.bench.page import Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine
@@ -23,7 +33,7 @@ def bench_figure(page: Page, advice: Advice) -> Figure:
     said = "; ".join(f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results) or "none"
     tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
     alt = f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. {advice.headline}"
-    figure, axes = new_figure(9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt)
+    figure, axes = new_figure(9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=FEWER_DOTS)
     if page.measured:
         _draw_rates(axes[0][0], page.measured)
         _draw_roofline(axes[0][1], page.measured)
