@@ -7,7 +7,6 @@ that round, so the ratio of two sides is taken round by round; the median of tho
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import itertools
 import json
@@ -29,11 +28,7 @@ from amp_course.kit.hardware import MachineReport, pick_device
 from amp_course.kit.measure import synchronize
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.workloads import Workload, char_gpt, simple_net
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from amp_course.speed.faults import keep_freed_memory, page_faults
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WARMUP_BLOCKS = 2  # of each side, before the first round: memory is allocated, kernels are chosen
@@ -77,34 +72,14 @@ def in_turn(
             side.losses += side.run([next(feeds[name])])
             block = list(itertools.islice(feeds[name], steps))
             synchronize(device)
-            faults, began = _page_faults(), time.perf_counter()
+            faults, began = page_faults(), time.perf_counter()
             losses = side.run(block)
             synchronize(device)
-            seconds, faults = time.perf_counter() - began, _page_faults() - faults
+            seconds, faults = time.perf_counter() - began, page_faults() - faults
             side.losses += losses
             if number >= 0:
                 side.seconds_per_step.append(seconds / steps)
                 side.faults_per_step.append(faults / steps)
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to keep what is freed; return whether it did.
-
-    subtle: by default it gives memory back to the system whenever enough lies free at the top of the heap, and the next
-    step pays for getting it again: some 2,000 page faults, 4 of 19 ms for SimpleNet under bf16 on two EPYC cores.
-    Whether that happens is a lottery of the heap's layout, which goes on for a whole run and favours one side of a
-    process, any of them. No loop has a hand in it, so a comparison of loops takes it out.
-    """
-    m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return False
-    return bool(mallopt(m_mmap_threshold, 32 * 2**20)) and bool(mallopt(m_trim_threshold, 2**31 - 1))
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

@@ -45,7 +45,10 @@ def seconds_per_fault() -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to keep what is freed, for the rest of this process; return whether it did."""
+    """Tell glibc's malloc to keep what is freed, for the rest of this process; return whether it did.
+
+    For comparisons of loops: the lottery favours one side of a process, any of them, for a whole run.
+    """
     m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt

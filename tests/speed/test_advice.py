@@ -57,6 +57,10 @@ def test_low_matmuls_that_are_slower_than_fp32_and_an_island_that_would_gain():
         0.6
     )  # 0.8 of matmuls, a quarter of it left
     assert "take 4.0 times as long" in found.evidence
+    one_op = findings(times=times, trials=[trial(B16, 0.4, {F32: 0.1}), *[trial(B16, 0.1, {F32: 0.3})] * 3])
+    (found,) = advise(one_op)  # AMP gains on the whole, and one op has a slow kernel
+    assert found.cause == "slower-in-16-bits" and "`mm` takes 4.0 times as long in bfloat16" in found.evidence
+    assert found.seconds == pytest.approx(0.3 * 0.8 / 0.7)
     both = Evidence(calls=[call(), call(dtype=B16)], lines=[HERE, None])
     island = findings(times=times, evidence=both, trials=[trial(F32, 0.4, {B16: 0.1}), trial(B16, 0.4, {F32: 0.9})])
     (found,) = advise(island)
@@ -95,6 +99,10 @@ def test_reads_logging_and_python_are_told_apart_by_line():
     found = advise(findings(times=times, evidence=evidence, lines=lines))
     assert [(one.cause, round(one.seconds, 3)) for one in found] == [("host-reads", 0.4), ("python", 0.2)]
     assert "500 times, 500 of them in line 3" in found[0].evidence and "On a GPU" in found[0].evidence
+    lines.ops.update({HERE: 4})  # what is computed on that line is computed to be read, unless the model runs there
+    assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4 + 4 / 20)
+    evidence.lines[0] = HERE
+    assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4)
     lines.logs.add(HERE)
     found = advise(findings(times=times, evidence=evidence, lines=lines))
     assert [one.cause for one in found] == ["logging", "python", "host-reads"]  # the reads' own time is left

@@ -156,7 +156,7 @@ def test_samples_go_to_the_line_that_ran_and_to_what_it_ran():
     )
     assert times.steps == 6 and times.gaps == 3
     assert times.data == {here: 1} and times.python == {here: 1, log: 1} and times.calling == {here: 1}
-    assert times.logging == {log: 1} and times.logs == {log}
+    assert times.ops == {here: 2} and times.logging == {log: 1} and times.logs == {log}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def advise(found: Findings) -> tuple[Advice, ...]:
         *program_rules.check_reads(found, reads),
         *op_rules.check_casts(found, casts),
         *op_rules.check_precision(found),
+        *op_rules.check_slow_formats(found),
         *op_rules.check_sizes(found),
         *op_rules.check_optimizer(found),
         *op_rules.check_threads(found),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amp_course.speed.explain.kinds import LAUNCH, OPTIMIZER, WAIT, own_kind, whole_kind
+from amp_course.speed.explain.kinds import LAUNCH, OPTIMIZER, SYNC, WAIT, own_kind, whole_kind
 from amp_course.speed.explain.recording import Op, StepRecord
 from amp_course.speed.explain.sampling import Line, Sample
 
@@ -30,7 +30,7 @@ _LOGGERS = {
 }
 _LOGS = re.compile(
     r"""\bprint\(|\blogg(er|ing)\.|\.log\(\s*([frb]*["']|\{)|\.log_(metrics?|dict|scalars?|artifact|text|image)\("""
-    r"""|\badd_(scalar|histogram|image|text|figure)s?\(|\b(savefig|set_postfix|writerow|flush)\(|\.write\(|\btorch\.save\(|\b\w+\.dump\("""
+    r"""|\badd_(scalar|histogram|image|text|figure)s?\(|\b(savefig|savez|set_postfix|writerow|flush)\(|\.write\(|\b(torch|np)\.save\(|\b\w+\.dump\("""
 )
 
 
@@ -39,6 +39,7 @@ class LineTimes:
     """Samples by line: in Python alone, in all, while waiting for data; and which lines log."""
 
     python: Counter[Line] = field(default_factory=Counter)  # the line itself was running, in no op
+    ops: Counter[Line] = field(default_factory=Counter)  # an op was, called from this line: reads of values aside
     calling: Counter[Line] = field(default_factory=Counter)  # torch's Python was, called from this line
     logging: Counter[Line] = field(default_factory=Counter)  # the line was logging, in Python or in an op
     data: Counter[Line] = field(default_factory=Counter)
@@ -71,6 +72,8 @@ def time_lines(steps: Sequence[StepRecord], samples: Sequence[Sample], times: Li
             times.logging[line] += 1
         if kind == LAUNCH:
             (times.calling if sample.in_torch else times.python)[line] += 1
+        elif kind != SYNC:
+            times.ops[line] += 1
 
 
 def _kind_at(op: Op, time: int) -> str:

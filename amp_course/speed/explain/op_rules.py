@@ -31,7 +31,6 @@ def check_precision(found: Findings) -> Iterator[Advice]:
     faster = [one for one in found.trials if one.dtype in high and one.gain(low) > 0]
     gain = found.saved(faster, low)
     double = [one for one in found.trials if one.dtype == torch.float64]
-    slow = [one for one in found.trials if one.dtype in LOW]
     if double:
         saved = max(found.saved(double, low), found.saved(double, torch.float32))
         yield Advice(
@@ -75,21 +74,41 @@ def check_precision(found: Findings) -> Iterator[Advice]:
             "06",
             measured=True,
         )
-    lost = found.saved([one for one in slow if one.gain(torch.float32) > 0], torch.float32)
-    if slow and lost > 0:
-        times = sum(one.count * one.seconds for one in slow) / sum(
-            one.count * one.other.get(torch.float32, one.seconds) for one in slow
+
+
+def check_slow_formats(found: Findings) -> Iterator[Advice]:
+    """Advise on 16-bit matmuls that are slower than fp32's would be: all of them together, or one op's kernel."""
+    low = [one for one in found.trials if one.dtype in LOW and torch.float32 in one.other]
+    slow = [one for one in low if one.gain(torch.float32) > 0]
+    if not slow:
+        return
+    worst = max(slow, key=lambda one: one.gain(torch.float32))
+    name, device = dtype_name(worst.dtype), "CPU" if found.device == "cpu" else "device"
+    op = found.evidence.calls[worst.number].op.removeprefix("aten.")
+    as_is, in_fp32 = (
+        sum(one.count * one.seconds for one in low),
+        sum(one.count * one.other[torch.float32] for one in low),
+    )
+    if as_is > 1.1 * in_fp32 and len(slow) > len(low) / 2:
+        yield Advice(
+            "slower-in-16-bits",
+            found.saved(slow, torch.float32),
+            f"at these sizes the {name} matmuls take {as_is / in_fp32:.1f} times as long on this {device} as in float32",
+            "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a machine with fast units for it",
+            "00",
+            measured=True,
         )
-        if times > 1.1:
-            yield Advice(
-                "slower-in-16-bits",
-                lost,
-                f"at these sizes the {dtype_name(slow[0].dtype)} matmuls take {times:.1f} times as long on this "
-                f"{'CPU' if found.device == 'cpu' else 'device'} as they would in float32",
-                "train in float32 here (`enabled=False`), and keep AMP for larger layers, or a machine with fast units for it",
-                "00",
-                measured=True,
-            )
+    else:
+        yield Advice(
+            "slower-in-16-bits",
+            found.saved([worst], torch.float32),
+            f"`{op}` takes {worst.seconds / worst.other[torch.float32]:.1f} times as long in {name} on this {device} as in "
+            "float32, although the other matmuls gain",
+            "keep that op in float32, in a region with `enabled=False` and with its inputs cast, and measure again: the casts "
+            "cost, too",
+            "04",
+            measured=True,
+        )
 
 
 def _asks_for_fp32(cast: CastSeen) -> bool:
