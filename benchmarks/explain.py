@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warn_if_busy()
     record = Record("explain", machine_report(chosen.device), chosen)
     planted = record.data["planted"] = {}
-    for one in PLANTED:
+    for one in PLANTED[: 3 if chosen.tiny else None]:
         tried = planted[one.name] = try_planted(one, chosen)
         times = [seconds_text(tried[side]["median"]) for side in ("plain_seconds", "cured_seconds")]
         print(
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{', '.join(tried['named'][:3])}"
         )
     recipe = low_recipe(chosen.device)
-    for workload in (simple_net, digits_resnet, char_gpt):
+    for workload in (simple_net, digits_resnet, char_gpt)[: 1 if chosen.tiny else None]:
         small = {"batch_size": 2} if chosen.tiny else {}
         seconds = 0.3 if chosen.tiny else 4.0
         found = predict_speedup(workload(chosen.device, **small), recipe, chosen.device, seconds=seconds)

@@ -123,8 +123,18 @@ def wicked_exercise():
     return Exercise(chapter="bits", hints=(WICKED,) * 3, judge=lambda answer: None, **words, **numbers)
 
 
+def wicked_finding():
+    from amp_course.speed.experiments.finding import Finding, Published
+
+    class Wicked(Finding):
+        title = sentence = WICKED
+
+    return Wicked(None, (Published(WICKED, WICKED),))
+
+
 SPECIAL = {
     "CourseMap": wicked_map,
+    "Finding": wicked_finding,
     "Phrasebook": wicked_phrasebook,
     "Exercise": wicked_exercise,
 }
@@ -294,6 +304,7 @@ FAILING = {  # panel → what is called for it and may raise, and the way to ask
     "DtypeTrace": ("trace", lambda panel: setattr(panel.model, "value", "CharGPT")),
     "LoopWorkbench": ("audit", lambda panel: setattr(panel.start, "value", "never cleared")),
     "RecipeExplorer": ("measure", lambda panel: setattr(panel.recipe, "value", "o3")),
+    "RooflineExplorer": ("time_op", lambda panel: panel.measure.click()),
     "StepExplorer": ("measure_pair", lambda panel: panel.measure.click()),
 }
 NEVER_FAILING = {"RangeExplorer", "ScaleExplorer"}  # their messages are fixed, or tested above
