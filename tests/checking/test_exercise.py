@@ -589,7 +589,9 @@ def test_a_check_costs_little(make: Make, monkeypatch: pytest.MonkeyPatch) -> No
         began = time.process_time()  # of this process: other programs may be busy
         exercise._judge_safely(int)
         times.append(time.process_time() - began)
-    assert min(times) < 0.015
+    assert (
+        min(times) < 0.03
+    )  # 5 ms in a new process; it grows with the modules that are loaded, and here all of them are
 
 
 def test_progress_is_written_and_a_failure_to_is_a_note(
