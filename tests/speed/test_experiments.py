@@ -15,7 +15,7 @@ from amp_course.kit.dtypes import _BACKENDS
 from amp_course.kit.measure import Timing
 from amp_course.speed.experiments import casts, causes, compare, memory, published, threads
 from amp_course.speed.experiments.casts import BreakEven
-from amp_course.speed.experiments.causes import HostReads, NoFastUnits, OddSizes, TooLittleWork
+from amp_course.speed.experiments.causes import NoFastUnits, OddSizes, ReadsEachStep, TooLittleWork
 from amp_course.speed.experiments.children import ChildError, run_python
 from amp_course.speed.experiments.finding import Published
 from amp_course.speed.experiments.in_turn import Comparison, Ratio, figures, sentence
@@ -273,7 +273,7 @@ def test_no_fast_units(bf16, fp16, slow, words):
 def test_host_reads(device, once, words):
     times = named(read_each_step=1.0, read_at_the_end=once)
     reads = {"read each step": 20, "read at the end": 1}
-    assert words.lower() in HostReads(times, (), 10, reads, device).sentence.lower()
+    assert words.lower() in ReadsEachStep(times, (), 10, reads, device).sentence.lower()
 
 
 def test_odd_sizes():

@@ -31,7 +31,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class Advice:
+class Recommendation:
     """One recommendation, and what it rests on, a sentence each."""
 
     headline: str
@@ -47,12 +47,12 @@ class _Outcome:
     helped: bool
 
 
-def recommend(page: Page) -> Advice:
+def recommend(page: Page) -> Recommendation:
     """Return the recommendation for a page's machine. Example: an AVX2 laptop's → "Stay in fp32 on this machine …" """
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
         why = "no training could be compared with fp32" if page.complete else "the run was interrupted too early"
-        return Advice(f"No recommendation: {why}.")
+        return Recommendation(f"No recommendation: {why}.")
     best = max(FORMATS, key=lambda recipe: _score(recipe, outcomes[recipe]))
     results = [one for one in page.results if one.recipe == best]
     factor = max(page.measured.factor(fmt) or 0.0 for fmt in FORMATS.values())
@@ -61,7 +61,7 @@ def recommend(page: Page) -> Advice:
     details = [*_describe_ceiling(results), *_describe_losses(results, page.measured), *_describe_memory(results)]
     ratio, noise = _find_noise(page)
     if ratio > _TOO_NOISY and factor >= HELPED:
-        return Advice("No recommendation: the times of this run are too uneven.", tuple(noise))
+        return Recommendation("No recommendation: the times of this run are too uneven.", tuple(noise))
     if any(one.helped for one in outcomes[best]):
         headline = _headline_for_gain(best, outcomes[best])
         reasons += details
@@ -77,7 +77,7 @@ def recommend(page: Page) -> Advice:
         reasons += details
     if tf32:
         headline = headline.replace("Stay in fp32", "Stay in fp32, with TF32 turned on,")
-    return Advice(headline, tuple([*noise, *reasons, *tf32]))
+    return Recommendation(headline, tuple([*noise, *reasons, *tf32]))
 
 
 def helped(result: Result) -> bool:

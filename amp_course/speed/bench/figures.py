@@ -19,7 +19,7 @@ from amp_course.kit.style import (
     new_figure,
     title,
 )
-from amp_course.speed.bench.advice import Advice, short
+from amp_course.speed.bench.advice import Recommendation, short
 from amp_course.speed.bench.page import Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine
 
@@ -27,7 +27,7 @@ _MARKS = {"fp32": "o", "tf32": "D", "bf16": "s", "fp16": "^"}
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps words readable on a line
 
 
-def bench_figure(page: Page, advice: Advice) -> Figure:
+def bench_figure(page: Page, advice: Recommendation) -> Figure:
     """Draw a page: rates by size and the roofline above, speed-ups below, the recommendation on top."""
     rows = max(1, len(page.results) + len(page.left_out))
     said = "; ".join(f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results) or "none"

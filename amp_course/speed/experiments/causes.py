@@ -137,7 +137,7 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
 
 
 @dataclass(frozen=True, repr=False)
-class HostReads(Finding):
+class ReadsEachStep(Finding):
     """The same steps, with their losses read one by one and all at once. reads: how often a pass asks for a value."""
 
     steps: int
@@ -166,7 +166,7 @@ class HostReads(Finding):
         )
 
 
-def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0, steps: int = 10) -> HostReads:
+def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0, steps: int = 10) -> ReadsEachStep:
     """Train with `loss.item()` and `if loss > …` in each step, then with one read at the end; both log the same mean."""
     device = torch.device(device)
     width = 128 if device.type == "cpu" else 1024
@@ -176,7 +176,7 @@ def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0, step
         "read at the end": _logged(training(model, x, y), steps, at_once=True),
     }
     comparison = compare(sides, device, seconds=seconds)
-    return HostReads(
+    return ReadsEachStep(
         comparison,
         (published.HOST_READS,),
         steps,
