@@ -1,7 +1,7 @@
 """Try `explain` and the predicted speed-up out: do the kinds add up, what does explaining cost, is the planted cause named first?
 
-Each of the ten planted steps is explained, then timed without any tool; the same step with its cause cured follows, in turn. Then
-the three workloads: what AMP should buy, and what it does.
+Each of the ten planted steps is explained, and so is the same step with its cause cured: is the cause still named? Then both are
+timed without any tool, in turn. Then the three workloads: what AMP should buy, and what it does.
 
     python -m benchmarks.explain
 """
@@ -20,7 +20,7 @@ from amp_course.kit.hardware import machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed.experiments.workbench import low_recipe
-from amp_course.speed.explain import explain
+from amp_course.speed.explain import Explanation, explain
 from amp_course.speed.planted import MANY_THREADS, PLANTED, Planted
 from amp_course.speed.prediction import predict_speedup
 from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
@@ -37,11 +37,16 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(now)
 
 
+def thread_count(planted: Planted, cured: bool) -> int:
+    """Return how many threads a step is to run with."""
+    return MANY_THREADS if planted.many_threads and not cured else torch.get_num_threads()
+
+
 def plain_seconds(planted: Planted, cured: bool, chosen: Any) -> list[float]:
     """Return seconds of a step, waiting for its batch included, without any tool."""
     step, batches = planted.build(cured)
     seconds: list[float] = []
-    with threads(MANY_THREADS if planted.many_threads and not cured else torch.get_num_threads()):
+    with threads(thread_count(planted, cured)):
         while len(seconds) < chosen.steps + 2:
             iterator = iter(batches)
             for _ in range(len(batches)):  # type: ignore[arg-type]
@@ -53,13 +58,20 @@ def plain_seconds(planted: Planted, cured: bool, chosen: Any) -> list[float]:
     return seconds[2:]
 
 
+def explained(planted: Planted, cured: bool, seconds: float) -> Explanation:
+    """Explain a planted step, or its cure."""
+    step, batches = planted.build(cured)
+    with threads(thread_count(planted, cured)):
+        return explain(step, batches, seconds=seconds)
+
+
 def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
-    """Explain a planted step; time it and its cure, in turn."""
-    step, batches = planted.build(False)
-    with threads(MANY_THREADS if planted.many_threads else torch.get_num_threads()):
-        start = time.perf_counter()
-        found = explain(step, batches, seconds=0.3 if chosen.tiny else 3.0)
-        took = time.perf_counter() - start
+    """Explain a planted step and its cure; time both, in turn."""
+    budget = 0.3 if chosen.tiny else 3.0
+    start = time.perf_counter()
+    found = explained(planted, False, budget)
+    took = time.perf_counter() - start
+    after = [one.cause for one in explained(planted, True, budget).advice]
     sides: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(chosen.rounds):
         for cured, seconds in sides.items():
@@ -72,6 +84,8 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
         "named": [one.cause for one in found.advice],
         "evidence": found.advice[0].evidence if found.advice else "",
         "first_is_planted": first in planted.causes,
+        "named_when_cured": after,
+        "cured_is_accused": any(cause in planted.causes for cause in after) if planted.same_work else None,
         "explained_seconds": found.seconds,
         "plain_seconds": plain,
         "cured_seconds": spread(sides[True]),
@@ -94,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"{'yes' if tried['first_is_planted'] else 'NO ':4}{one.name:28}{times[0]:>8}, cured {times[1]:>8}   kinds/step "
             f"{tried['kinds_over_plain']:.2f}   recorded/step {tried['recorded_over_plain']:.2f}   "
-            f"{', '.join(tried['named'][:3])}"
+            f"{', '.join(tried['named'][:3]) or 'nothing'}; cured: {', '.join(tried['named_when_cured']) or 'nothing'}"
         )
     recipe = low_recipe(chosen.device)
     for workload in (simple_net, digits_resnet, char_gpt)[: 1 if chosen.tiny else None]:

@@ -191,14 +191,17 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
             f"**Planted causes**, {heading(record)}. Steps with one fault each, and what `explain` named; "
             f"{record['named_first']} of {len(record['planted'])} first. Quartiles in brackets.",
             "",
-            "| planted | step | cured | named | kinds / step | recorded / step |",
-            "|---|---|---|---|---|---|",
+            "| planted | step | cured | named | named once cured | kinds / step | recorded / step |",
+            "|---|---|---|---|---|---|---|",
         ]
         for name, tried in record["planted"].items():
             times = [_milliseconds(tried[side]) for side in ("plain_seconds", "cured_seconds")]
             times[1] = times[1] if tried["same_work"] else "(another net)"
             ratios = [f"{tried[ratio]:.2f}" for ratio in ("kinds_over_plain", "recorded_over_plain")]
-            lines.append("| " + " | ".join([name, *times, ", ".join(tried["named"]) or "–", *ratios]) + " |")
+            named = [
+                ", ".join(causes) or "–" for causes in (tried["named"], tried.get("named_when_cured", ["not tried"]))
+            ]
+            lines.append("| " + " | ".join([name, *times, *named, *ratios]) + " |")
         lines += [
             "",
             f"**Predicted speed-up of AMP**, {heading(record)}.",

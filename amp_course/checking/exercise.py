@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -131,6 +133,7 @@ class Exercise:
             notes = (*(f"{leak[0].upper()}{leak[1:]}." for leak in left.leaks), *left.remarks)
             if isinstance(empty, list) and empty:
                 notes = (*notes, f"Still empty: {', '.join(empty)}.")
+            notes += _runs_later(answer)
             return Outcome("not yet", short(str(problem), _LONG), notes, mistake)  # it may quote a long answer
         return Outcome("correct", f"{self.why}\nAlso right: {self.alternative}", tuple(left.remarks))
 
@@ -217,6 +220,16 @@ def _count(number: int, what: str) -> str:
 
 def _dots(value: int) -> str:
     return "●" * value + "○" * (5 - value)
+
+
+def _runs_later(answer: Any) -> tuple[str, ...]:
+    """Return what to know about a function with `yield` or `async`, whose call alone runs nothing of it."""
+    flags = answer.__code__.co_flags if type(answer) is types.FunctionType else 0
+    if flags & inspect.CO_GENERATOR:
+        return ("A function with `yield` runs only when somebody loops over what it returns.",)
+    if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return ("An `async def` runs only when somebody awaits it: write a plain `def`.",)
+    return ()
 
 
 def _named(value: Any) -> str:

@@ -111,6 +111,7 @@ _KNOWN: list[tuple[str, str]] = [
     (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
     (r"^RecursionError", "the function calls itself endlessly, or deeper than Python allows"),
     (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
+    (r"Torch not compiled with CUDA", "torch finds no GPU here: take the device from the tensors that you are given"),
     (r"^AssertionError", "an `assert` did not hold"),
 ]
 

@@ -23,10 +23,11 @@ from amp_course.checking.limit import within
 from amp_course.checking.mistakes import Mistake
 from amp_course.checking.outcome import Wrong
 from amp_course.checking.sandbox import Sandbox, sandbox
-from amp_course.checking.state import STATE
-from amp_course.checking.state.patched import PATCHED
+from amp_course.checking.state.torch_autograd import TORCH_AUTOGRAD
+from amp_course.checking.state.torch_modes import TORCH_MODES
+from amp_course.checking.state.torch_settings import TORCH_SETTINGS
 
-_OURS = tuple(item for item in STATE if item is not PATCHED)  # of the course's own code: it replaces no functions
+_OURS = (*TORCH_MODES, *TORCH_AUTOGRAD, *TORCH_SETTINGS)  # what the course's own answers and mistakes may leave changed
 _RAISED, _REFUSED = "raised", "refused"
 
 Play = Callable[[Any, random.Random], Iterator["Turn"]]

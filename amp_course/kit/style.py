@@ -156,6 +156,18 @@ def new_figure(
     return figure, axes
 
 
+def merged_row(axes: Any) -> Any:
+    """Return one axis in the place of a row of axes; they have to be the second row of their figure."""
+    figure, grid = axes[0].figure, axes[0].get_gridspec()
+    for axis in axes:
+        axis.remove()
+    merged = figure.add_subplot(grid[1, :])
+    for side in ("top", "right"):
+        merged.spines[side].set_visible(False)
+    merged.tick_params(labelsize=8, colors=INK)
+    return merged
+
+
 def title(axis: Any, text: str, under: str = "") -> None:
     """Write a left-aligned title and, smaller and fainter, what the axis shows."""
     axis.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=18 if under else 8)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.style import COLOURS, FAINT, HATCHES, INK, PARTS, new_figure, title
+from amp_course.kit.style import COLOURS, FAINT, HATCHES, INK, PARTS, merged_row, new_figure, title
 from amp_course.loop.published import PUBLISHED
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def report_card_figure(card: ReportCard) -> Figure:
         "fp32, with the numbers of the table above; below them, speed-ups that others published."
     )
     figure, axes = new_figure(8, 3.9 + tall, columns=2, rows=2, height_ratios=[tall, 1.8], alt=alt)
-    axes, published_axis = axes[0], _merged(axes[1])
+    axes, published_axis = axes[0], merged_row(axes[1])
     for axis, value, text, head in (
         (
             axes[0],
@@ -216,18 +216,6 @@ def _grouped(axis: Any, card: ReportCard, names: Sequence[str], group: int, valu
     axis.set_yticks(ticks, labels, fontsize=7.5)
     axis.margins(x=0.35)
     axis.set_xlim(left=0)
-
-
-def _merged(row: Any) -> Any:
-    """Make one axis of a row of axes."""
-    figure, grid = row[0].figure, row[0].get_gridspec()
-    for axis in row:
-        axis.remove()
-    merged = figure.add_subplot(grid[1, :])
-    for side in ("top", "right"):
-        merged.spines[side].set_visible(False)
-    merged.tick_params(labelsize=8, colors=INK)
-    return merged
 
 
 def _patch(recipe: str, label: str) -> Any:

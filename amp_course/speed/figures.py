@@ -42,6 +42,31 @@ BOUNDS: dict[Bound, tuple[str, str]] = {  # what takes the longest → colour an
     "memory": ("#56B4E9", ".."),
     "compute": ("#0072B2", ""),
 }
+_TICKS = (
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    1,
+    1.2,
+    1.4,
+    1.6,
+    1.8,
+    2,
+    2.5,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+)  # of speed-ups
+_WIDE_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LEGEND: dict[str, Any] = {
     "fontsize": 8,
     "title_fontsize": 8,
@@ -54,7 +79,8 @@ _LEGEND: dict[str, Any] = {
 def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
     """Draw a machine's roofs, one for each format, and the ops of a step where they land; size: share of the time."""
     bounds = {bound: sum(op.share for op in ops if op.bound == bound) for bound in BOUNDS}
-    kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in KINDS}
+    present = [kind for kind in KINDS if any(op.kind == kind for op in ops)]
+    kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in present}
     alt = (
         f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: {roofs_in_words(roofline)}. Time of the step by kind "
         f"of op: {', '.join(kinds.values())}; by what bounds it: {', '.join(f'{b} {_percent(s)}' for b, s in bounds.items())}."
@@ -69,11 +95,12 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
         x = op.intensity or in_strip((moved.index(op) + 0.5) / len(moved))
         y = max(op.flops_per_second or x * op.bytes_per_second, 1.3 * floor)  # ops on single numbers are far below
         axis.scatter(x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
-    handles = [Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind]) for kind in KINDS]
+    handles = [
+        Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind]) for kind in present
+    ]
     figure.legend(handles=handles, **_LEGEND)
-    title(
-        axis, f"Where the ops of a step land: {roofline.name}", "FLOPs per second; a larger mark takes more of the time"
-    )
+    under = "FLOPs per second; a larger mark takes more of the time; ops without FLOPs stand side by side, at the left"
+    title(axis, f"Where the ops of a step land: {roofline.name}", under)
     return figure
 
 
@@ -102,7 +129,8 @@ def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -
                 x = side.flops / side.bytes or in_strip(place)
                 y = max(side.flops / seconds or x * side.bytes / seconds, 1.3 * axis.get_ylim()[0])
                 face = FORMAT_COLOURS[side.fmt] if what == "predicted" else "none"
-                label = f"{side.name} {what}: {seconds_text(seconds)}"
+                casts = " with its casts" if side.cast_seconds else ""
+                label = f"{side.name}{casts}, {what}: {seconds_text(seconds)}"
                 look: dict[str, Any] = {"mfc": face, "mec": FORMAT_COLOURS[side.fmt], "label": label}
                 size = 8 if what == "predicted" else 13  # where the two agree, a ring around a mark
                 axis.plot([x], [y], marker, ms=size, mew=1.6, ls="", zorder=3, **look)
@@ -210,7 +238,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
         for value, marker, name in (
             (one.ceiling, "|", "ceiling: matmuls alone"),
             (one.predicted, "D", "predicted from the ops"),
-            (one.measured, "o", "measured; bar: what the quartiles allow"),
+            (one.measured, "o", "measured, of the fastest steps; bar: from quartile to quartile"),
         ):
             face = "none" if marker == "D" else COLOURS[one.recipe.name]
             look = {
@@ -227,9 +255,11 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     axis.set_xscale("log")
     ends = [value for one in predictions for value in (one.ceiling, one.predicted, one.measured, 1.0)]
     axis.set_xlim(min(ends) / 1.3, max(ends) * 1.3)
+    low, high = axis.get_xlim()
+    ticks = _WIDE_TICKS if high > 8 * low else _TICKS
+    axis.set_xticks([tick for tick in ticks if low <= tick <= high])
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axis.xaxis.set_minor_formatter(NullFormatter() if max(ends) > 8 * min(ends) else (lambda value, _: f"{value:.2g}×"))
-    axis.tick_params(which="minor", labelsize=8)
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(range(len(predictions)), [one.title for one in predictions])
     axis.set_ylim(len(predictions) - 0.5, -0.6)
     axis.set_xlabel("times as fast as fp32 (log scale)", fontsize=8)

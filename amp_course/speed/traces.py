@@ -126,6 +126,17 @@ CURES: dict[str, Callable[[Step], Step]] = {  # what would be left of a step if 
 }
 
 
+def scaled(step: Step, factor: float) -> Step:
+    """Return the step of a GPU and a host that take `factor` times as long for everything."""
+    return Step(
+        factor * step.load_ms,
+        tuple((kind, factor * one) for kind, one in step.kernels),
+        factor * step.launch_ms,
+        step.reads,
+        factor * step.read_ms,
+    )
+
+
 def _faster(step: Step, *kinds: str, by: float) -> Step:
     kernels = tuple((kind, one / by if kind in kinds else one) for kind, one in step.kernels)
     return dataclasses.replace(step, kernels=kernels)
@@ -134,13 +145,15 @@ def _faster(step: Step, *kinds: str, by: float) -> Step:
 def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) -> Step:
     """Draw a step that has this bottleneck: its cure shortens the step by far the most.
 
-    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all
+    misleading: on a busy GPU, the longest kernel is not of the kind that takes the longest in all, and bytes are moved by many
+                kernels, not by a few casts
 
     Raises ValueError for a name that is not in `BOTTLENECKS`.
     """
     few, size = draw.randint(2, 3), draw.uniform(0.9, 1.1)
     if bottleneck == DATA:
-        kernels = _kernels(draw, (FP32, few, 0.4), (LOW, 60, 0.008), (CAST, 40, 0.003), (OTHER, 150, 0.003))
+        low = 0.008 if misleading else 0.06
+        kernels = _kernels(draw, (FP32, few, 0.4), (LOW, 60, low), (CAST, 40, 0.003), (OTHER, 150, 0.003))
         return Step(20.0 * size, kernels, 0.011, frozenset([80]))
     if bottleneck == LAUNCH:
         kernels = _kernels(draw, (FP32, few, 0.2), (LOW, 90, 0.007), (CAST, 70, 0.003), (OTHER, 250, 0.004))
@@ -152,9 +165,10 @@ def draw_step(bottleneck: str, draw: random.Random, *, misleading: bool = True) 
         kernels = _kernels(draw, (FP32, 9 + few, 1.6 * size), (LOW, 80, 0.06), (CAST, 30, 0.02), (OTHER, 110, 0.02))
         return Step(6.0, (*kernels, *[(OTHER, 2.4 * size)] * misleading), 0.007, frozenset([70]))
     if bottleneck == MEMORY:
-        kernels = _kernels(
-            draw, (FP32, few * misleading, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size)
-        )
+        if misleading:
+            kernels = _kernels(draw, (FP32, few, 1.4), (LOW, 40, 0.05), (CAST, 80, 0.03), (OTHER, 300, 0.06 * size))
+        else:  # fewer and longer ones, and it is the casts
+            kernels = _kernels(draw, (FP32, few, 0.13), (LOW, 40, 0.05), (CAST, 100, 0.18 * size), (OTHER, 60, 0.003))
         return Step(2.0, kernels, 0.014, frozenset([140]))
     raise ValueError(f"{bottleneck!r} is not a bottleneck: name one of {', '.join(BOTTLENECKS)}")
 

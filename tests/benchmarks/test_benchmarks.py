@@ -144,4 +144,5 @@ def test_explain_tries_planted_causes(results: Path) -> None:
     for tried in found["planted"].values():
         assert sum(tried["kinds"].values()) == pytest.approx(tried["explained_seconds"])
         assert tried["first_is_planted"] == (tried["named"][:1] != [] and tried["named"][0] in tried["expected"])
+        assert tried["cured_is_accused"] == bool({*tried["named_when_cured"]} & {*tried["expected"]})
     assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables({"explain": [found]})

@@ -211,6 +211,10 @@ def asserts():
     assert len([]) == 1
 
 
+def asks_for_a_gpu():
+    raise AssertionError("Torch not compiled with CUDA enabled")  # what `.cuda()` raises in torch's CPU build
+
+
 MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -254,6 +258,7 @@ PROVOKED: list[Any] = [
     (endless_recursion, "calls itself endlessly"),
     (exits, "`return`"),
     (asserts, "`assert` did not hold"),
+    (asks_for_a_gpu, "no GPU here"),
 ]
 
 

@@ -1,5 +1,6 @@
 """`explain` on real steps: what it counts exactly, what it leaves alone, and what it says of steps that do not run."""
 
+import gc
 import itertools
 import json
 import sys
@@ -11,8 +12,11 @@ from torch import nn
 from torch.profiler import profile
 from torch.utils.data import DataLoader, TensorDataset
 
+from amp_course.checking.limit import within
 from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain
 from amp_course.speed.explain.evidence import Evidence, watched
+from amp_course.speed.explain.recording import record_steps
+from amp_course.speed.explain.sampling import reader_line
 from amp_course.speed.planted import PLANTED
 
 
@@ -207,3 +211,20 @@ def test_the_planted_steps_train_the_same_with_and_without_their_cause():
             step, given = planted.build(cured)
             for batch in itertools.islice(given, 2):
                 step(*batch)
+
+
+def test_no_record_waits_for_the_garbage_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(one) is profile for one in gc.get_objects())
+        record_steps(lambda: torch.ones(2).add_(1), 2, torch.device("cpu"))
+        assert sum(type(one) is profile for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+def test_the_time_limit_that_fetches_a_batch_is_no_line_of_the_readers():
+    lines = []
+    within(5.0, lambda: lines.append(reader_line(sys._getframe(1))))
+    assert lines[0] is not None and lines[0].file == __file__

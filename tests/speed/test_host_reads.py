@@ -26,10 +26,14 @@ READS = {
     "nonzero": (lambda: PAIR.nonzero(), ["shape"]),
     "where with a condition alone": (lambda: torch.where(PAIR > 1), ["shape"]),
     "a copy to the host, once": (lambda: [one.item() for one in PAIR.cpu()], ["value"]),
+    "NumPy, of several": (lambda: np.array([LOSS, LOSS]), ["value", "value"]),
+    "by name and number": (lambda: LOSS.to("cpu:0"), ["value"]),
+    "by type": (lambda: LOSS.type(torch.DoubleTensor), ["value"]),
     "by name, once": (lambda: (PAIR.to("cpu") * 2).sum().item(), ["value"]),
 }
 KEEPS = {
     "arithmetic": lambda: (LOSS * 2 + PAIR).sum().detach(),
+    "another dtype": lambda: (LOSS.type(torch.float64), LOSS.to(torch.bfloat16)),
     "where": lambda: torch.where(LOSS.isfinite(), LOSS, 0.0),
     "stack": lambda: torch.stack([LOSS, LOSS]),
     "a slice, an element": lambda: (PAIR[1:], PAIR[0], PAIR[torch.tensor([1])]),

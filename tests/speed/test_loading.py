@@ -246,14 +246,14 @@ def test_a_pace_in_words(waiting, ahead, words):
 def test_a_loader_that_cannot_keep_up_in_words():
     times = {
         "fp32, from the loader": 4.0,
-        "fp32, batches at hand": 2.0,
+        "fp32, preloaded": 2.0,
         "AMP, from the loader": 4.0,
-        "AMP, batches at hand": 1.0,
+        "AMP, preloaded": 1.0,
     }
     pace = Pace(Timing((0.02,)), Timing((0.01,)), True)
     told = LoaderBound(made_up(**times), (), pace, 1).sentence
     assert "With the loader, between AMP and fp32 there is no difference" in told
-    assert "With batches at hand, AMP is 2.00 times as fast as fp32" in told
+    assert "With preloaded batches, AMP is 2.00 times as fast as fp32" in told
     assert "With batches at hand, fp32 is 2.00 times as fast as with the loader" in told
 
 

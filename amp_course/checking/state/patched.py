@@ -34,6 +34,7 @@ _NUMBERS = {
     bool,
 }  # constants in these modules; elsewhere libraries count with them (`FakeTensorMode.cache_hits`)
 _WITH_NUMBERS = {"math", "numpy", "torch"}
+_LEGACY = type(torch.FloatTensor)  # of ten classes that nobody uses, with 740 names each
 _SET_WITH_THE_DTYPE = (torch, "Storage")
 _NEW = object()
 # A learner may replace these builtins, and the comparison must not run the learner's.
@@ -42,27 +43,50 @@ _all, _callable, _issubclass, _len, _map, _type, _is = all, callable, issubclass
 Snapshot = list[tuple[Any, dict[str, Any]]]
 
 
+_watched_names: dict[str, bool] = {}
+# id → a module or class, its names when it was last looked at, and the watched classes among them. Most never change, and to
+# compare is several times as quick as to copy.
+_seen: dict[int, tuple[Any, dict[str, Any], tuple[type, ...]]] = {}
+
+
 def _modules() -> Iterator[types.ModuleType]:
     for name, module in list(sys.modules.items()):
-        if _WATCHED.fullmatch(name) and issubclass(type(module), types.ModuleType):
+        watched = _watched_names.get(name)
+        if watched is None:
+            watched = _watched_names[name] = _WATCHED.fullmatch(name) is not None
+        if watched and issubclass(type(module), types.ModuleType):
             yield module
 
 
 def snapshot() -> Snapshot:
-    """Copy the names of the watched modules, and of the classes that are found in them."""
+    """Return the names of the watched modules, and of the classes that are found in them."""
     classes: dict[type, None] = {}
     found: Snapshot = []
     for module in _modules():
-        table = vars(module).copy()
+        table, kinds = _look_at(module)
         found.append((module, table))
-        for value in table.values():
-            if issubclass(type(value), type) and _is_watched(value):
-                classes[value] = None
-    found.extend((kind, dict(_names(kind))) for kind in classes)
+        classes.update(dict.fromkeys(kinds))
+    found.extend((kind, _look_at(kind)[0]) for kind in classes)
     return found
 
 
+def _look_at(owner: Any) -> tuple[dict[str, Any], tuple[type, ...]]:
+    """Return a copy of the names of a module or class, and the watched classes among those of a module."""
+    now, seen = _names(owner), _seen.get(id(owner))
+    if seen is None or not _same(now, seen[1]):
+        table = now.copy()
+        kinds = [] if _is_class(owner) else [each for each in table.values() if _is_class(each) and _is_watched(each)]
+        seen = _seen[id(owner)] = (owner, table, tuple(kinds))
+    return seen[1], seen[2]
+
+
+def _same(now: Any, old: dict[str, Any]) -> bool:
+    return _len(now) == _len(old) and _all(_map(_is, now.values(), old.values()))
+
+
 def _is_watched(kind: type) -> bool:
+    if type(kind) is _LEGACY:
+        return False
     module, name = (type.__getattribute__(kind, which) for which in ("__module__", "__name__"))
     return module.startswith(_OWNERS) and not name.endswith("Storage")  # of these there are hundreds
 
@@ -90,7 +114,7 @@ def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
     found = []
     for owner, old in was:
         now = _names(owner)
-        if _len(now) == _len(old) and _all(_map(_is, now.values(), old.values())):
+        if _same(now, old):
             continue
         for name, value in old.items():
             other = now.get(name, _NEW)

@@ -16,6 +16,7 @@ from amp_course.kit.style import (
     FORMAT_LINES,
     HATCHES,
     INK,
+    merged_row,
     new_figure,
     title,
 )
@@ -37,7 +38,7 @@ def bench_figure(page: Page, advice: Recommendation) -> Figure:
     if page.measured:
         _draw_rates(axes[0][0], page.measured)
         _draw_roofline(axes[0][1], page.measured)
-    _draw_speedups(_merged(axes[1]), page)
+    _draw_speedups(merged_row(axes[1]), page)
     when = f"{page.date[:10]}{'' if page.complete else ', INCOMPLETE'}"
     about = (
         f"{page.machine['device_name']}, torch {page.versions.get('torch')}, {page.settings.get('plan')} run, {when}"
@@ -109,6 +110,7 @@ def _draw_speedups(axis: Any, page: Page) -> None:
     axis.axvline(1, color=INK, lw=0.8, ls=":", zorder=0)
     axis.set_yticks(ticks, labels, fontsize=8)
     axis.set_ylim(y + 0.3, 0.7)
+    axis.set_xlabel("times as fast as fp32", fontsize=8)
     title(
         axis,
         "Speed-up over fp32",
@@ -131,15 +133,3 @@ def _draw_one(axis: Any, y: float, one: Result) -> None:
 
 def _style(fmt: str) -> Mapping[str, Any]:
     return {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt], "marker": _MARKS[fmt], "ms": 4}
-
-
-def _merged(row: Any) -> Any:
-    """Make one axis of a row of axes."""
-    figure, grid = row[0].figure, row[0].get_gridspec()
-    for axis in row:
-        axis.remove()
-    merged = figure.add_subplot(grid[1, :])
-    for side in ("top", "right"):
-        merged.spines[side].set_visible(False)
-    merged.tick_params(labelsize=8, colors=INK)
-    return merged

@@ -10,9 +10,9 @@ from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_numbe
 amp_ceiling = Exercise(
     chapter="speed", name="amp_ceiling", number=2, title="What AMP can buy at most", difficulty=1, importance=5, minutes=6,
     lines=3,
-    task="Write `amp_ceiling(parts)`: how many times faster does a step get? `parts` is a list of pairs (share, factor): a "
-    "part's share of the step's time today, from 0 to 1, and how many times faster it gets. A factor below 1 makes the part "
-    "slower; `math.inf` makes it take no time. What no pair names runs as before.",
+    task="Write `amp_ceiling(parts)`: how many times as fast does a step get? `parts` is a list of pairs (share, factor): a "
+    "part's share of the step's time today, from 0 to 1, and how many times as fast it gets. A factor below 1 makes the part "
+    "slower; `math.inf` makes it take no time. Time that no pair names stays as it is.",
     hints=(
         "Let the step take 1 second. How long does a part with share 0.6 take afterwards, if it gets 4 times as fast?",
         "Each part takes `share / factor` afterwards, and the rest takes 1 minus all shares. Then compare before and after.",
@@ -42,6 +42,9 @@ CASES: tuple[list[tuple[float, float]], ...] = (
     [(0.75, 4.0), (0.25, 2.0)],
     [(0.4, math.inf), (0.1, 0.5)],  # with a second part, so that leaving out the rest divides by no zero
     [(0.5, math.inf), (0.3, 3.0)],
+    [(0.2, 2.0), (0.2, 4.0)],
+    [(0.2, 2.0), (0.2, 2.0)],
+    [(0.3, 3.0), (0.03, 40.0), (0.02, 0.1), (0.25, 1.5), (0.1, 16.0)],
 )
 
 
@@ -66,7 +69,7 @@ AFTER = "after, the step takes {after} of its time"
 
 amp_ceiling.judge_by(
     right=right, play=play, tolerance=1e-6, mistakes=[
-        Mistake("averages the factors", breaks="how many times faster does a step get",
+        Mistake("averages the factors", breaks="how many times as fast does a step get",
                 answer=lambda parts: _rest(parts) + sum(s * f for s, f in parts),
                 told="this is the mean of the factors, weighted by the shares. Times add up, factors do not: divide each share "
                 "by its factor"),
@@ -82,7 +85,7 @@ amp_ceiling.judge_by(
                 told="this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at the end"),
         Mistake("the mean factor", answer=lambda parts: sum(f for _, f in parts) / len(parts),
                 told="this is the plain mean of the factors: it does not depend on the shares, and they decide"),
-        Mistake("forgets the rest", breaks="What no pair names runs as before",
+        Mistake("forgets the rest", breaks="Time that no pair names stays as it is",
                 answer=lambda parts: 1 / sum(s / f for s, f in parts),
                 told=f"the rest of the step is missing, which runs as before: {AFTER}"),
         Mistake("the named parts alone", answer=lambda parts: sum(s for s, _ in parts) / sum(s / f for s, f in parts),

@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 VALUE, CONDITION, TEXT, SHAPE = "value", "condition", "text", "shape"
+_OF_ONE = ("__float__", "__int__", "__index__", "__complex__")
 _KIND = {
     **dict.fromkeys(("item", "tolist", "numpy", "cpu", "__array__", "__dlpack__"), VALUE),
-    **dict.fromkeys(("__float__", "__int__", "__index__", "__complex__"), VALUE),
+    **dict.fromkeys(_OF_ONE, VALUE),
     **dict.fromkeys(("__bool__", "is_nonzero", "equal", "allclose", "__contains__"), CONDITION),
     **dict.fromkeys(("__repr__", "__format__"), TEXT),
     **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique", "bincount"), SHAPE),
@@ -51,14 +52,20 @@ class HostReads(TorchFunctionMode):
         super().__init__()
         self.place = place
         self.reads: list[Read] = []
+        self._arrays: list[Tensor] = []  # NumPy has just asked these for their arrays, and asks for their numbers next
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function, and note what it reads."""
         kwargs = kwargs or {}
         out, name = func(*args, **kwargs), getattr(func, "__name__", "")
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        again = name in _OF_ONE and any(tensors[0] is one for one in self._arrays)
+        if name == "__array__":
+            self._arrays += tensors
+        elif not again:
+            self._arrays.clear()
         on_host = bool(tensors) and all(hasattr(one, "_copied_to_host") for one in tensors)
-        kinds = [] if on_host else _kinds(name, args, kwargs)
+        kinds = [] if on_host or again else _kinds(name, args, kwargs)
         self.reads += [Read(name, kind, self.place()) for kind in kinds]
         if kinds and isinstance(out, Tensor) and name in ("cpu", "to"):
             out, on_host = out.view_as(out), True  # a new object: on a CPU, `.cpu()` returns the tensor itself
@@ -74,10 +81,23 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
     if name in _KIND:
         return [_KIND[name]]
     if name == "to" and not kwargs.get("non_blocking"):
-        return [VALUE for one in (*args[1:], *kwargs.values()) if isinstance(one, str) and one == "cpu"]
+        return [VALUE for one in (*args[1:], *kwargs.values()) if _is_host(one)]
+    if name == "type":
+        return [VALUE for one in args[1:] if _is_host(one)]
     if name in ("tensor", "as_tensor") and args and isinstance(args[0], (list, tuple)):  # reads each tensor in the list
         return [VALUE for one in tree_leaves(args[0]) if isinstance(one, Tensor)]
     masks = name == "__getitem__" and any(
         isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
     )
     return [SHAPE] if masks or (name == "where" and len(args) == 1 and not kwargs) else []
+
+
+def _is_host(target: Any) -> bool:
+    """Tell whether what was passed to `.to()` or `.type()` names the CPU: "cpu:0", torch.FloatTensor, "torch.FloatTensor".
+
+    A torch.device does not count: here `.to(inputs.device)` gives the CPU, and on a GPU it means that.
+    """
+    if isinstance(target, str):
+        is_type = target.startswith("torch.") and target.endswith("Tensor") and "cuda" not in target
+        return is_type or target.partition(":")[0] == "cpu"
+    return type(target) is type(torch.FloatTensor) and not target.is_cuda

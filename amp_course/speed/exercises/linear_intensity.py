@@ -31,7 +31,7 @@ linear_intensity = Exercise(
 )  # fmt: skip
 
 Pass = tuple[float, float, float]
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+DTYPES = {1: torch.float8_e5m2, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 
 @functools.cache
@@ -59,13 +59,13 @@ def formula(batch: int, inputs: int, outputs: int, itemsize: int) -> tuple[Pass,
     return (flops, moved, flops / moved), (flops_back, moved_back, flops_back / moved_back)
 
 
-SIZES = ((8, 16, 32, 4), (8, 16, 32, 2), (1, 48, 20, 2), (100, 8, 8, 8), (512, 1024, 4096, 2))
+SIZES = ((8, 16, 32, 4), (8, 16, 32, 2), (1, 48, 20, 2), (100, 8, 8, 8), (64, 48, 24, 1), (512, 1024, 4096, 2))
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Small layers, one row, a layer as large as in a transformer, and drawn ones."""
     sizes = [draw.sample(range(2, 300), 3) for _ in range(3)]
-    for batch, inputs, outputs, itemsize in (*SIZES, *((*size, draw.choice([2, 4, 8])) for size in sizes)):
+    for batch, inputs, outputs, itemsize in (*SIZES, *((*size, draw.choice([1, 2, 4, 8])) for size in sizes)):
         case = f"for batch {batch}, {inputs} inputs, {outputs} outputs and itemsize {itemsize}"
         got = read_pair(call_answer(answer, case, batch, inputs, outputs, itemsize), case, "a pair (forward, backward)")
         facets: dict[str, Any] = {}

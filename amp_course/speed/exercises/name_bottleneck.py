@@ -1,12 +1,13 @@
 """Exercise 5 of chapter 09: read a trace. What is right is tested by curing each cause and running the step again."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer
-from amp_course.speed.traces import BOTTLENECKS, FP32, Trace, draw_step, example_traces, run
+from amp_course.speed.traces import BOTTLENECKS, FP32, Trace, draw_step, example_traces, run, scaled
 
 name_bottleneck = Exercise(
     chapter="speed", name="name_bottleneck", number=5, title="Name the bottleneck", difficulty=3, importance=5, minutes=15,
@@ -42,20 +43,25 @@ def _idle(trace: Trace) -> bool:
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, misleading or not."""
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, slower or faster."""
     cases = {f"for trace {name}": trace for name, trace in example_traces().items()}
-    for kind, misleading in itertools.product(BOTTLENECKS, (True, False)):
-        trace = run(draw_step(kind, draw, misleading=misleading))
-        cases[f"for another trace, in which {_why(trace)}"] = trace
+    for number, (kind, misleading) in enumerate(itertools.product(BOTTLENECKS, (True, False)), 1):
+        step = draw_step(kind, draw, misleading=misleading)
+        cases[f"for drawn trace {number}"] = run(scaled(step, 10 ** draw.uniform(-1.0, 1.0)))
     for case, trace in cases.items():
-        yield Turn(case, {"the bottleneck": _read(call_answer(answer, case, trace), case)}, _facts(trace))
+        got = call_answer(answer, case, dataclasses.replace(trace))  # a copy: the examples are everybody's
+        yield Turn(case, {"the bottleneck": _read(got, case)}, _facts(trace))
 
 
 def _read(got: Any, case: str) -> str:
     """Return one of the names, in lower case."""
     name = got.strip().lower() if isinstance(got, str) else ""
     if name not in BOTTLENECKS:
-        shown = repr(got) if got is None or isinstance(got, (str, int, float)) else f"a {type(got).__name__}"
+        shown = (
+            repr(got)
+            if got is None or isinstance(got, (str, int, float))
+            else f"an object of type {type(got).__name__}"
+        )
         raise Wrong(f"{case}, your function returned {shown}: return one of {', '.join(map(repr, BOTTLENECKS))}")
     return name
 
@@ -134,6 +140,9 @@ name_bottleneck.judge_by(
         Mistake("the longest time of all", answer=lambda trace: max(_host(trace), _gpu(trace))[1],
                 told="you name the longest of all times, on the host or on the GPU, and those overlap. Ask first whether the "
                 "GPU is busy: {why}"),
+        Mistake("forgets loading", answer=lambda trace: "launch" if right(trace) == "data" and trace.launch_ms > trace.read_ms
+                else "sync" if right(trace) == "data" else right(trace),
+                told="the GPU waits for its batches here, and your answer is another: {why}"),
         Mistake("many kernels", answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
                 told="{kernels} kernels are many, but launching them costs nothing while the GPU is busy with earlier ones: "
                 "{why}"),

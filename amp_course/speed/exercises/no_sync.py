@@ -17,7 +17,8 @@ no_sync = Exercise(
     task="Write `no_sync(step, batches, every, log)`, which logs what the loop below logs, and at the same steps. After every "
     "`every`-th step it calls log(number, mean, largest, bad): the number of the step, the mean and the largest of the finite "
     "losses since the last line, and how many losses were not finite. Between two lines nothing may make the host wait for a "
-    "value; for a line, at most 5 values may be read. `step(batch)` returns the loss with its graph: keep no old graph alive.",
+    "value; for a line, it may wait at most 6 times (one `.tolist()` is one wait). `step(batch)` returns the loss with its "
+    "graph: keep no old graph alive.",
     hints=(
         "On a GPU, `.item()`, `float(loss)`, `print(loss)` and `if loss > …` all wait. Which of them is needed before a line "
         "is due?",
@@ -30,7 +31,7 @@ no_sync = Exercise(
     "for a line: that needs no memory for the window.",
 )  # fmt: skip
 
-_MOST = 5  # values that a line may read
+_MOST = 6  # waits for a line
 _WAITS = {VALUE: "reading values", CONDITION: "a condition", TEXT: "printing", SHAPE: "a shape that depends on values"}
 
 
@@ -97,7 +98,7 @@ class Training:
         between = [read for read in self.host.reads if read.place % every]
         at_line = [sum(read.place == place for read in self.host.reads) for place, _ in self.lines]
         return {
-            "the number of steps": self.steps,
+            STEPS: self.steps,
             WHEN: [place for place, _ in self.lines],
             "the step numbers in the log": [_whole(line[0]) for line in lines],
             "the means in the log": [line[1] for line in lines],
@@ -105,7 +106,7 @@ class Training:
             "the counts of bad losses in the log": [_whole(line[3]) for line in lines],
             WAITS: " and ".join(sorted({_WAITS[read.kind] for read in between})) or "nothing",
             READS: f"{max(at_line)}" if at_line and max(at_line) > _MOST else f"at most {_MOST}",
-            GRAPHS: self.alive if self.alive > 2 else 0,  # the variables `loss` and `previous` may hold one each
+            GRAPHS: "some" if self.alive > 2 else "none",  # the variables `loss` and `previous` may hold one each
         }
 
     def facts(self, every: int) -> dict[str, Any]:
@@ -114,8 +115,12 @@ class Training:
         return {
             "steps": _first(read.place for read in between),
             "calls": " and ".join(f"`{call}`" for call in dict.fromkeys(read.call for read in between)),
+            "lines": len(self.lines),
             "logged": _first(place for place, _ in self.lines) or "no step",
             "due": _first(range(every, self.steps + 1, every)),
+            "taken": self.steps,
+            "batches": len(self.batches),
+            "graphs": self.alive,
             "reads": max([0, *(sum(read.place == place for read in self.host.reads) for place, _ in self.lines)]),
         }
 
@@ -150,8 +155,9 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         yield Turn(case, training.facets(every, case), training.facts(every))
 
 
-WHEN, WAITS = "the steps after which you log", "what makes the host wait between two lines"
-READS, GRAPHS = "the number of reads for a line", "the number of old graphs that are still in memory"
+STEPS, WHEN = "the number of steps", "the steps after which you log"
+WAITS, READS = "what makes the host wait between two lines", "the number of waits for a line"
+GRAPHS = "the old graphs that are still in memory"
 LOOP, LOSS = "for number, batch in enumerate(batches, 1):", "loss = step(batch).detach()"
 DUE, LOSSES = "if number % every == 0:", "losses = torch.stack(window).tolist()"
 FINITE, CLEAR = "finite = [one for one in losses if math.isfinite(one)]", "window.clear()"
@@ -176,14 +182,20 @@ def _late(step: Any, batches: Any, every: int, log: Any) -> None:
 
 no_sync.judge_by(
     right=right, play=play, tolerance=1e-4,
-    said={WHEN: "{case}, you log after {logged}, and {due} would be right",
+    said={STEPS: "{case}, `step` was called {taken} times, and there are {batches} batches",
+          WHEN: "{case}, you log {lines} times, after {logged}: once after each of {due} is right",
           WAITS: "{case}, the host waits in {steps}, by {calls}: until a line is due, do with the loss only what stays on the "
           "device",
-          READS: "{case}, a line reads {got} values: read one tensor that holds them all"},
+          READS: "{case}, the host waits {got} times for one line. A mask such as `values[finite]` waits too, for the size of "
+          "its result. Put what you need into one tensor, and read it by one `.tolist()`",
+          GRAPHS: "{case}, the graphs of {graphs} earlier steps are still in memory: a loss that you keep holds on to its "
+          "graph. Keep `loss.detach()`"},
     mistakes=[
         Mistake("drops the log", breaks="which logs what the loop below logs", edits={LOG: "pass"},
                 told="nothing is logged: removing the log removes the waiting too, but call `log` after every `every`-th step"),
-        Mistake("logs every step", breaks="After every `every`-th step", edits={DUE: "if True:"},
+        Mistake("logs every step", breaks="After every `every`-th step", edits={
+                DUE: "if True:", LOG: "log(number, sum(finite) / len(finite) if finite else math.nan, max(finite, "
+                "default=math.nan), len(losses) - len(finite))"},
                 told="you log after each step: a line is due when `number % every == 0`"),
         Mistake("logs after the last step", breaks="at the same steps", answer=_late,
                 told="all lines come after the last step: a log is for watching a run, so call `log` when its line is due"),
@@ -205,12 +217,16 @@ no_sync.judge_by(
                 told="a loss that is not finite is in your mean, and makes it NaN or infinite: leave those out"),
         Mistake("leaves out NaN alone", edits={FINITE: "finite = [one for one in losses if one == one]"},
                 told="infinite losses are in your mean: leave out inf and -inf too, not only NaN"),
+        Mistake("multiplies by a mask", edits={FINITE: f"{FINITE}\nmasked = [one * math.isfinite(one) for one in losses]",
+                                               **_log(mean="sum(masked) / len(finite)")},
+                told="NaN · 0 is NaN, and so is inf · 0: a mask cannot take a loss out by multiplication. `torch.where` can"),
         Mistake("replaces what is not finite", edits={LOSSES: "losses = torch.stack(window).nan_to_num().tolist()"},
                 told="`nan_to_num` makes 0 of NaN and ±3.4e38 of infinities, and both are in your mean: leave those losses out"),
         Mistake("the largest of all", edits=_log(largest="torch.stack(window).max().item()"),
                 told="the largest loss in your log is NaN or inf: take the largest of the finite ones"),
         Mistake("the largest starts at 0", edits=_log(largest="max(0.0, *finite)"),
-                told="the largest loss in your log is 0, where all of them are negative: start at `-math.inf`, not at 0"),
+                told="the largest loss in your log is 0, where all of them are negative. A 0 got in, as a starting value or in "
+                "place of a loss that is not finite: `-math.inf` is right there"),
         Mistake("the largest of the run",
                 edits={START: f"{START}\nrun = []", FINITE: f"{FINITE}\nrun += finite", **_log(largest="max(run)")},
                 told="the largest loss is that of all steps so far: start again after each line"),
@@ -224,14 +240,15 @@ no_sync.judge_by(
         Mistake("reads each loss", breaks="nothing may make the host wait for a value",
                 edits={LOSS: "loss = torch.tensor(step(batch).item())"},
                 told="the host reads the loss in {steps}, by {calls}: keep it as a tensor until a line is due"),
-        Mistake("a condition on each loss", edits={LOSS: f"{LOSS}\nif loss > 1e9:\n    break"},
+        Mistake("a condition on each loss", edits={LOSS: f"{LOSS}\nif loss > 1e9:\n    pass"},
                 told="a condition on the loss makes the host wait in {steps}: an `if` needs the value, just as `.item()` does. "
                 "Ask when a line is due, or let `torch.where` and `torch.maximum` decide on the device"),
         Mistake("prints each loss", edits={LOSS: f"{LOSS}\nstr(loss)"},
                 told="printing or formatting the loss makes the host wait in {steps}, since it needs the value"),
-        Mistake("one item at a time", breaks="at most 5 values may be read",
+        Mistake("one item at a time", breaks="at most 6 times",
                 edits={LOSSES: "losses = [one.item() for one in window]"},
-                told="a line reads {reads} values, one by one: `torch.stack(window).tolist()` reads them all in one copy"),
+                told="the host waits {reads} times for a line, once for each value: `torch.stack(window).tolist()` reads all of "
+                "them in one copy"),
         Mistake("keeps the graphs", breaks="keep no old graph alive", edits={LOSS: "loss = step(batch)"},
                 told="the losses that you keep hold on to their graphs, which pile up in memory: keep `loss.detach()`"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_tensor
 from amp_course.kit.dtypes import dtype_name
@@ -16,9 +17,9 @@ from amp_course.speed.counting import MATMUL, count_ops
 pad_vocabulary = Exercise(
     chapter="speed", name="pad_vocabulary", number=4, title="Pad the vocabulary", difficulty=3, importance=3, minutes=15, lines=9,
     task="Write `pad_vocabulary(head, multiple)`: turn an `nn.Linear` from features to a vocabulary, with or without a bias, "
-    "into a module whose weight has as many rows as the vocabulary rounded up to a multiple of `multiple`. The matmul runs "
-    "over all of them. For inputs with any number of dimensions, cross_entropy of the output is as before, and so is every "
-    "step of training: the real rows get the same gradients, and what is trained, and its dtype, stays the same.",
+    "into a module whose weight, a parameter, has as many rows as the vocabulary rounded up to a multiple of `multiple`. The "
+    "matmul runs over all of them. For inputs with any number of dimensions, cross_entropy of the output is as before, and so "
+    "is every step of training: the real rows get the same gradients and keep their dtype, and nothing new is trained.",
     hints=(
         "`-vocabulary % multiple` rows are missing. Which of the two dimensions of `head.weight` do they belong to?",
         "A row of zeros gives a logit of 0, and e^0 = 1 counts in the softmax. How do you keep such a logit out of the loss?",
@@ -44,10 +45,13 @@ def right(head: Any, multiple: int) -> Any:
     return head
 
 
+EVALUATION = ", after `.eval()`"
 CASES = (  # vocabulary, features, multiple, bias, shape of the input before its features, dtype, what is special
     (100, 24, 64, False, (6,), torch.float32, ""),
     (130, 24, 64, True, (6,), torch.float32, ", with a bias"),
     (50, 12, 8, False, (2, 3), torch.float32, ", for an input of three dimensions"),
+    (50, 12, 8, False, (1, 2, 3), torch.float32, EVALUATION),
+    (20, 12, 48, True, (), torch.float32, ", for a single vector"),
     (64, 16, 64, False, (6,), torch.float32, ", where no row is missing"),
     (100, 16, 64, True, (6,), torch.bfloat16, ", in bfloat16"),
     (70, 20, 32, True, (6,), torch.float32, f", with logits around {LOW:,}"),
@@ -55,7 +59,9 @@ CASES = (  # vocabulary, features, multiple, bias, shape of the input before its
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Heads with and without a bias, in two dtypes; three dimensions; no row missing; logits far below 0; a drawn head."""
+    """Heads with and without a bias, in two dtypes; inputs of one to four dimensions; no row missing; logits far below 0;
+    a drawn head.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     drawn = (draw.randint(30, 200), 18, draw.choice([16, 48]), True, (6,), torch.float32, "")
     for vocabulary, features, multiple, bias, shape, dtype, special in (*CASES, drawn):
@@ -67,20 +73,39 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             head.bias.data += LOW
         old = copy.deepcopy(head.to(dtype))
         inputs = torch.randn(*shape, features, generator=generator).to(dtype)
-        padded = call_answer(answer, case, head, multiple)
+        with FillsWithNaN():
+            padded = call_answer(answer, case, head, multiple)
         if not isinstance(padded, nn.Module):
-            kind = "None" if padded is None else f"a {type(padded).__name__}"
+            kind = "None" if padded is None else f"an object of type {type(padded).__name__}"
             raise Wrong(f"{case}, your function returned {kind}, not a module")
+        if special == EVALUATION:
+            padded.eval()
         parameters = _parameters(padded, old)
-        facts = {"vocabulary": vocabulary, "features": features, "rows": vocabulary + -vocabulary % multiple}
+        facts = {
+            "multiple": multiple,
+            "vocabulary": vocabulary,
+            "features": features,
+            "rows": vocabulary + -vocabulary % multiple,
+        }
         yield Turn(case, parameters, facts)
         if parameters[SHAPE] != (facts["rows"], features):
             return  # the module may not even run
         forward = _forward(padded, case, vocabulary, inputs, values=dtype == torch.float32)
         yield Turn(case, forward, facts)
-        if dtype == torch.float32 and not special.endswith("000") and forward.get(PROBABILITY) == "none":
+        if shape and dtype == torch.float32 and not special.endswith("000") and forward.get(PROBABILITY) == "none":
             targets = torch.randint(0, vocabulary, shape, generator=generator)
             yield Turn(case, _training(padded, case, vocabulary, inputs, targets), facts)
+
+
+class FillsWithNaN(TorchFunctionMode):
+    """Fill new, empty tensors with NaN, so that what an answer leaves in them does not depend on luck."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function."""
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in ("empty", "empty_like", "new_empty") and out.is_floating_point():
+            out.detach().fill_(torch.nan)
+        return out
 
 
 def _matrix(module: nn.Module) -> Tensor | None:
@@ -95,11 +120,13 @@ def _parameters(padded: nn.Module, old: nn.Linear) -> dict[str, Any]:
     facets: dict[str, Any] = {
         SHAPE: "unknown, as no parameter is a matrix" if weight is None else tuple(weight.shape),
         "the dtype of the parameters": " and ".join(sorted({dtype_name(one.dtype) for one in padded.parameters()})),
-        "the number of trained parameters": sum(one.requires_grad for one in padded.parameters()),
+        TRAINED: sum(one.requires_grad for one in padded.parameters()),
     }
     if weight is not None and weight.dtype == old.weight.dtype and weight.shape[1] == old.in_features:
         first, last = (torch.equal(rows, old.weight) for rows in (weight[:vocabulary], weight[-vocabulary:]))
         facets[REAL] = "those of the head" if first else "the last ones" if last else "others"
+    if weight is not None:
+        facets[PADDED] = "numbers" if weight.isfinite().all() else "NaN or inf"
     if old.bias is not None and len(biases) == 1 and biases[0].dtype == old.bias.dtype:
         facets[BIAS] = "that of the head" if torch.equal(biases[0][:vocabulary], old.bias) else "another"
     return facets
@@ -118,7 +145,9 @@ def _forward(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, valu
     rows = [next((size for size in one if size not in known), 0) for one in sizes]
     fits = logits.shape[:-1] == inputs.shape[:-1] and logits.shape[-1] >= vocabulary
     facets: dict[str, Any] = {
-        "the number of rows in the matmul": rows[0] if len(rows) == 1 else rows,
+        "the number of rows in the matmul": (rows[0] if len(rows) == 1 else rows)
+        if inputs.dim() > 1
+        else "not counted",
         "the shape of the logits": "one row for each token" if fits else tuple(logits.shape),
     }
     if not fits:
@@ -130,7 +159,7 @@ def _forward(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, valu
         return facets | {
             PROBABILITY: "NaN" if all(one.isfinite().all() for one in padded.parameters()) else "NaN, of infinities"
         }
-    return facets | {PROBABILITY: "some" if taken > 1e-6 else "none"}
+    return facets | {PROBABILITY: "some probability" if taken > 1e-6 else "none"}
 
 
 def _training(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -152,6 +181,7 @@ def _training(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, tar
 
 
 SHAPE, REAL, BIAS = "the shape of the weight", "the rows of the real tokens", "the bias of the real tokens"
+TRAINED, PADDED = "the number of trained parameters", "what the weight holds"
 PROBABILITY = "the probability of padded tokens"
 EXTRA, OUT = "extra = -vocabulary % multiple", "head.out_features = vocabulary + extra"
 WEIGHT = "head.weight = nn.Parameter(F.pad(head.weight.detach(), (0, 0, 0, extra)))"
@@ -168,13 +198,13 @@ def _weight(pad: str = "(0, 0, 0, extra)", old: str = "head.weight", more: str =
 
 pad_vocabulary.judge_by(
     right=right, play=play, tolerance=1e-4,
-    said={PROBABILITY: "{case}, the softmax over your logits gives padded tokens a probability ({got}): give them logits of "
-          "-inf, or cut them off",
+    said={PROBABILITY: "{case}, the softmax over your logits gives padded tokens {got}: give them logits of -inf, or cut "
+          "them off",
           BIAS: "{case}, your bias does not begin with that of the head",
           REAL: "{case}, rows 0 … {vocabulary} − 1 of your weight are not those of the head"},
     mistakes=[
-        Mistake("the weight not padded", breaks="whose weight has as many rows", edits={WEIGHT: "pass", OLD_BIAS: "pass"},
-                told="the weight still has {vocabulary} rows. Pad it once, as a parameter: to pad it in the forward pass would "
+        Mistake("the weight not padded", breaks="has as many rows", edits={WEIGHT: "pass", OLD_BIAS: "pass"},
+                told="the weight still has {vocabulary} rows: pad the parameter itself, once. Padding in the forward pass would "
                 "copy all of it at every step"),
         Mistake("a multiple more", breaks="rounded up to a multiple",
                 edits={EXTRA: "extra = multiple - vocabulary % multiple"},
@@ -184,7 +214,7 @@ pad_vocabulary.judge_by(
         Mistake("the next power of two", edits={EXTRA: "extra = 2 ** (vocabulary - 1).bit_length() - vocabulary"},
                 told="you round up to a power of two, which can nearly double the work: " + ROWS),
         Mistake("always 64", breaks="a multiple of `multiple`", edits={EXTRA: "extra = -vocabulary % 64"},
-                told="you round up to a multiple of 64, whatever `multiple` is: " + ROWS),
+                told="you round up to a multiple of 64, and `multiple` is {multiple} here: " + ROWS),
         Mistake("adds `multiple` rows", edits={EXTRA: "extra = multiple"},
                 told="you add `multiple` rows, and the sum is not a multiple of it: " + ROWS),
         Mistake("pads the inputs too", edits=_weight("(0, -head.in_features % multiple, 0, extra)"),
@@ -195,16 +225,22 @@ pad_vocabulary.judge_by(
                 told="you round up the features: the vocabulary is to be padded, dimension 0 of `head.weight`"),
         Mistake("transposes the weight", edits=_weight("(0, extra)", "head.weight.T"),
                 told="your weight is transposed: an `nn.Linear` keeps it as (out_features, in_features)"),
-        Mistake("not a parameter", breaks="what is trained",
+        Mistake("not a parameter", breaks="a parameter",
                 edits={WEIGHT: "weight = F.pad(head.weight.detach(), (0, 0, 0, extra))\ndel head.weight\nhead.weight = weight"},
                 told="the padded weight is not a parameter, so no optimizer gets it: wrap it in `nn.Parameter`"),
-        Mistake("float32 always", breaks="its dtype", edits=_weight(old="head.weight.float()"),
+        Mistake("float32 always", breaks="keep their dtype", edits=_weight(old="head.weight.float()"),
                 told="your weight is float32, and the head is bfloat16: make it in the dtype of `head.weight`"),
         Mistake("frozen", edits=_weight(more=", requires_grad=False"),
                 told="the padded weight is frozen: its `requires_grad` is False, and the head's was True"),
+        Mistake("rows not filled", edits={WEIGHT: "new = head.weight.detach().new_empty(vocabulary + extra, head.in_features)\n"
+                "new[:vocabulary] = head.weight.detach()\nhead.weight = nn.Parameter(new)"},
+                told="the padded rows hold what `torch.empty` found in memory, which can be NaN, and NaN in a row that nobody "
+                "uses still spoils gradients: fill them with zeros"),
+        Mistake("cuts from the end", edits={CUT: CUT.replace(":vocabulary", ":-extra")},
+                told="where no row is missing, `[..., :-0]` is empty: cut at the vocabulary, `[..., :vocabulary]`"),
         Mistake("the bias lost", breaks="with or without a bias", edits={OLD_BIAS: "head.bias = None"},
                 told="the head has a bias, and your module has none to train: pad it as well"),
-        Mistake("a new bias to train", breaks="stays the same",
+        Mistake("a new bias to train", breaks="nothing new is trained",
                 edits={OLD_BIAS: "pass", OUT: f"bias = torch.zeros(vocabulary) if head.bias is None else head.bias.detach()\n"
                        f"head.bias = nn.Parameter(F.pad(bias, (0, extra)))\n{OUT}"},
                 told="the head has no bias, and yours is trained, for real tokens as well: use a buffer, or cut the logits"),
@@ -217,7 +253,7 @@ pad_vocabulary.judge_by(
                 told="the padded rows come first, so each token gets another's row: put them after the real ones"),
         Mistake("cuts before the matmul", breaks="The matmul runs over all of them",
                 edits={CUT: f"head.forward = lambda x: {LINEAR}"},
-                told="the matmul has {vocabulary} rows again, as you cut the weight before it: cut the logits after it"),
+                told="the matmul has {vocabulary} rows again: let it run with the padded weight, and cut the logits after it"),
         Mistake("padded logits take probability", edits={CUT: "pass"},
                 told="the padded tokens have logits of their own, and the softmax gives them probability, e^0 for a row of "
                 "zeros: give them logits of -inf, or cut them off"),
@@ -229,7 +265,8 @@ pad_vocabulary.judge_by(
                 told="`[:, :vocabulary]` cuts the second dimension, and that of the logits is the last: `[..., :vocabulary]`"),
         Mistake("a finite constant", edits={CUT: CUT.replace("logits[...", "torch.cat([logits[...").replace(
                 "y])", "y], logits[..., vocabulary:] - 1e4], dim=-1))")},
-                told="padded tokens have a logit that is low, but not low enough, and get probability here: take `-math.inf`"),
+                told="padded tokens have a logit that is low, but not low enough where real ones are around -20,000: take "
+                "`-math.inf`"),
         Mistake("a trained bias of -inf", breaks="so is every step of training",
                 edits={OLD_BIAS: OLD_BIAS.replace("(0, extra)", "(0, extra), value=-torch.inf"),
                        CUT: f"if head.bias is None:\n    {CUT}"},

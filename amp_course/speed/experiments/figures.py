@@ -23,7 +23,7 @@ def break_even_figure(found: BreakEven) -> Figure:
         ([found.cost(width) for width in found.widths], "taken by the casts", COLOURS["amp_fp16"], "//"),
     )
     for shift, (heights, label, colour, hatch) in zip((-0.2, 0.2), bars, strict=True):
-        axis.bar(
+        drawn = axis.bar(
             [place + shift for place in places],
             heights,
             0.38,
@@ -32,17 +32,20 @@ def break_even_figure(found: BreakEven) -> Figure:
             hatch=hatch,
             edgecolor="white",
         )
+        axis.bar_label(drawn, [_signed(height) for height in heights], fontsize=7, padding=2, color=INK)
     smallest = min(abs(one) for heights, *_ in bars for one in heights if one)
     axis.set_yscale("symlog", linthresh=smallest)
     axis.axhline(0, color=INK, linewidth=1)
     axis.set_xticks(places, [f"{width:,}" for width in found.widths])
     axis.set_xlabel("width of the layer", fontsize=8, color=INK)
     axis.yaxis.set_major_formatter(
-        FuncFormatter(
-            lambda y, _: "0" if not y else "" if abs(y) < smallest else f"{'−' if y < 0 else ''}{seconds_text(abs(y))}"
-        )
+        FuncFormatter(lambda y, _: "0" if not y else "" if abs(y) < smallest else _signed(y))
     )
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.legend(fontsize=8, frameon=False)
     title(axis, found.title, f"a linear layer with {found.batch:,} rows; below 0 the 16-bit matmul is slower")
     return figure
+
+
+def _signed(seconds: float) -> str:
+    return f"{'−' if seconds < 0 else ''}{seconds_text(abs(seconds))}"

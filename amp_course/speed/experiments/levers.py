@@ -76,7 +76,7 @@ def pull(
 
 
 def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
-    """Train a small convolutional net whose tensors lie in the usual layout, and in channels_last.
+    """Train a small convolutional net whose tensors are contiguous (NCHW), and in channels_last (NHWC).
 
     On an NVIDIA GPU, fp32 convolutions round their inputs to TF32 unless you turn that off, and here nobody does.
     """
@@ -89,7 +89,7 @@ def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -
         x = drawn(16, channels, side, side, device=device).to(memory_format=layout)
         return training(model, x, torch.arange(16, device=device) % 10, recipe, F.cross_entropy)
 
-    layouts = {"the usual layout": torch.contiguous_format, "channels_last": torch.channels_last}
+    layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     settings = {name: partial(make, layout) for name, layout in layouts.items()}
     return pull("channels_last", settings, device, seconds, [published.CHANNELS_LAST])
 
@@ -177,7 +177,10 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
         note = "this machine makes use of it: fp32 matmuls round their inputs, and the first loss is no longer the same"
     else:
         note = "the first loss is the same to the last bit, so this machine does not use what the setting allows"
-    return replace(found, note=f"{note}. It allows TF32 on GPUs from Ampere on, and bf16 on CPUs with AMX")
+    return replace(
+        found,
+        note=f"{note}. “high” and “medium” allow TF32 on GPUs from Ampere on, “medium” bf16 on some CPUs with units for it",
+    )
 
 
 def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Lever:
@@ -198,8 +201,8 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Le
         return step
 
     fused = partial(F.scaled_dot_product_attention, is_causal=True)
-    settings = {"softmax written out": partial(make, written_out), "fused attention": partial(make, fused)}
-    return pull("Fused attention", settings, device, seconds, [published.ATTENTION])
+    settings = {"softmax written out": partial(make, written_out), "SDPA": partial(make, fused)}
+    return pull("Fused attention (SDPA)", settings, device, seconds, [published.ATTENTION])
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

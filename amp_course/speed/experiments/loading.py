@@ -28,7 +28,7 @@ from amp_course.speed.experiments.in_turn import compare, figures, sentence
 from amp_course.speed.experiments.workbench import SGD, low_recipe, pick_size, seeded
 
 Batch = tuple[Tensor, Tensor]
-FROM_LOADER, AT_HAND = "from the loader", "batches at hand"
+FROM_LOADER, PRELOADED = "from the loader", "preloaded"
 _SIZE, _BATCH = 32, 64
 WAITS = 0.1  # of a loop's time: above it, the loader sets the pace
 
@@ -151,7 +151,7 @@ def measure_pace(
 
 @dataclass(frozen=True, repr=False)
 class LoaderBound(Finding):
-    """One net, in fp32 and under AMP, fed by a loader and with its batches at hand. pace: of the fp32 loop with the loader."""
+    """One net, in fp32 and under AMP, fed by a loader and with its batches preloaded. pace: of the fp32 loop with the loader."""
 
     pace: Pace
     workers: int
@@ -164,10 +164,10 @@ class LoaderBound(Finding):
         assert self.comparison is not None
         told = [
             f"with {what}, {self.comparison.tell(f'AMP, {feed}', f'fp32, {feed}', who='AMP', than='fp32')}"
-            for feed, what in ((FROM_LOADER, "the loader"), (AT_HAND, "batches at hand"))
+            for feed, what in ((FROM_LOADER, "the loader"), (PRELOADED, "preloaded batches"))
         ]
         cure = self.comparison.tell(
-            f"fp32, {AT_HAND}", f"fp32, {FROM_LOADER}", who="with batches at hand, fp32", than="with the loader"
+            f"fp32, {PRELOADED}", f"fp32, {FROM_LOADER}", who="with preloaded batches, fp32", than="with the loader"
         )
         return sentence(self.pace.sentence, *told, cure)
 
@@ -185,8 +185,8 @@ def loader_bound(device: torch.device | str = "cpu", *, seconds: float = 2.0, wo
         sides: dict[str, Callable[[], object]] = {}
         for name, recipe in (("fp32", FP32), ("AMP", low_recipe(device))):
             sides[f"{name}, {FROM_LOADER}"] = partial(read, loaders[name], classifier(width, recipe, device))
-            sides[f"{name}, {AT_HAND}"] = partial(_each, kept, classifier(width, recipe, device))
-        base = {side: side.replace("AMP", "fp32") for side in sides} | {f"fp32, {AT_HAND}": f"fp32, {FROM_LOADER}"}
+            sides[f"{name}, {PRELOADED}"] = partial(_each, kept, classifier(width, recipe, device))
+        base = {side: side.replace("AMP", "fp32") for side in sides} | {f"fp32, {PRELOADED}": f"fp32, {FROM_LOADER}"}
         comparison = compare(sides, device, steps=1, seconds=seconds, base=base)
         with one_thread():
             pace = measure_pace(loaders["fp32"], classifier(width, FP32, device), device, warmup=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from amp_course.speed.experiments.finding import Published
 
 TOO_SMALL = Published(
-    "ResNet-20 on CIFAR-10 trained in 21 minutes under Apex AMP and in 15 without: a net this small cannot fill the GPU",
+    "ResNet-20 on CIFAR-10 trained in 21 minutes under Apex AMP and in 15 without: "
+    "a net this small may not fill the GPU, says the answer",
     "NVIDIA/apex#297; karpathy/minGPT#51 tells the same of `torch.autocast`",
 )
 NO_UNITS_GPU = Published(
@@ -44,11 +45,12 @@ WORKERS = Published(
     "experience report to FlyEgle/imageclassification",
 )
 THREADS = Published(
-    "The same training with OMP_NUM_THREADS at 1, 2 and 4: 7:47, 7:51 and 7:50 minutes. AMP took 4:46",
+    "Where a GPU does the work, their number matters little: ResNet-50 with OMP_NUM_THREADS at 1, 2 and 4 took 7:47, 7:51 and "
+    "7:50 minutes an epoch; AMP, 4:46",
     "experience report to FlyEgle/imageclassification",
 )
 CHANNELS_LAST = Published(
-    "ResNet-50 under Apex AMP on an A100: 1,450 images a second in the usual layout, 2,150 in channels_last; another reader "
+    "ResNet-50 under Apex AMP on an A100: 1,450 images a second contiguous, 2,150 in channels_last; another reader "
     "of the thread saw no difference. Some shapes lose: a grouped convolution on a V100 took 143 ms instead of 4.1",
     "NVIDIA/apex#1445; pytorch/pytorch#34977",
 )

@@ -49,9 +49,7 @@ class WorkerCounts(Finding):
             for count in self.counts[1:]
         ]
         if 1 in self.counts[1:]:
-            told.append(
-                "nobody computes meanwhile here, so a single worker does no more than move the work to another process"
-            )
+            told.append("no training runs alongside here, so a single worker only moves the work to another process")
         if self.counts[-1] > 1 and self.comparison.ratio(workers_text(self.counts[-1]), base).verdict != "faster":
             told.append("more workers help only where there are free cores for them")
         best = max(self.counts, key=lambda count: self.comparison.ratio(workers_text(count), base).median)  # type: ignore[union-attr]

@@ -40,8 +40,8 @@ def measure(run: Runner, device: torch.device | None, seconds: float) -> Explana
     once = time.perf_counter() - start
     turns = Rounds(run, device, price_of_a_call(device))
     slow = once * 3 * _ROUNDS > 3 * seconds
-    plain = max(1, min(20, round(seconds / 9 / _ROUNDS / max(once, 1e-6))))
-    recorded = max(1, min(plain, _MOST_OPS // (_ROUNDS * ops + 1)))
+    plain = max(1, min(40, round(seconds / 9 / _ROUNDS / max(once, 1e-6))))
+    recorded = max(1, min(plain, 20, _MOST_OPS // (_ROUNDS * ops + 1)))
     for _ in range(2 if slow else _ROUNDS):
         turns.take(plain, recorded)
     found = _findings(run, turns, _look(run), max(3, min(plain, 4)), seconds)

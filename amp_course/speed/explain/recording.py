@@ -77,6 +77,9 @@ def record_steps(run: Callable[[], None], steps: int, device: torch.device) -> l
                     run()
     assert profiler.profiler is not None
     results: Any = profiler.profiler.kineto_results
+    # subtle: a profiler refers to itself, so its events would stay until the next garbage collection. They lie scattered over the
+    # heap, where glibc then finds no room for a step's tensors between them, and asks the system for more memory at every step.
+    vars(profiler).clear()
     return _steps(results, device)
 
 

@@ -20,6 +20,7 @@ from amp_course.speed.explain.running import Runner
 from amp_course.speed.explain.sampling import Sample, sampled
 from amp_course.speed.faults import page_faults
 
+_WARM = 8  # steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
 _SMALL_OPS = 300  # in the record from which the price of one call is read
 
 
@@ -45,9 +46,9 @@ class Rounds:
     saw_kernels: bool = False
 
     def take(self, plain: int, recorded: int) -> None:
-        """Take so many plain steps, after one that is not timed if there are several, then so many recorded ones."""
-        if plain > 1:
-            _whole(self.run, self.device)  # what was recorded before has filled the caches
+        """Take so many plain steps, after a few that are not timed, then so many recorded ones."""
+        for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
+            _whole(self.run, self.device)
         seconds, faults = plain_steps(self.run, self.device, plain)
         self.plain += seconds
         self.faults += faults

@@ -15,12 +15,14 @@ from types import FrameType
 
 import torch
 
+from amp_course.checking import limit
+
 _EVERY = 0.0005  # seconds between samples
 _SWITCH = 0.0002  # seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
 _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
 _LIBRARIES = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], _STDLIB})
-_HERE = str(Path(__file__).parent)
+_HERE = (str(Path(__file__).parent), limit.__file__)  # the time limit runs what fetches a batch
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Sample:
 
 def is_library(file: str) -> bool:
     """Tell whether a file is Python's, an installed package's, or part of this tool."""
-    return file.startswith((*_LIBRARIES, _HERE, "<frozen ")) or "site-packages" in file
+    return file.startswith((*_LIBRARIES, *_HERE, "<frozen ")) or "site-packages" in file
 
 
 def reader_line(frame: FrameType | None) -> Line | None:
@@ -66,7 +68,7 @@ def reader_line(frame: FrameType | None) -> Line | None:
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             return Line(frame.f_code.co_filename, frame.f_lineno or 0)
-        if frame.f_code.co_filename.startswith(_HERE):
+        if frame.f_code.co_filename.startswith(_HERE[0]):
             return None  # what called this tool is not what it explains
         frame = frame.f_back
     return None
@@ -107,7 +109,7 @@ def _sample(thread: int) -> Sample:
         if not is_library(file):
             line = Line(file, frame.f_lineno or 0)  # between two lines Python has none
             break
-        if file.startswith(_HERE):
+        if file.startswith(_HERE[0]):
             break
         in_torch = in_torch or file.startswith(_TORCH)
         modules.append(str(frame.f_globals.get("__name__", "")))
