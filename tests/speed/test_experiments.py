@@ -247,7 +247,8 @@ def test_too_little_work(wide, slow, words):
         (0.5, 0.5, (), "Both formats have fast units here."),
         (0.5, 40.0, ("fp16",), "The cure is to use AMP bf16."),
         (3.0, 0.4, ("bf16",), "The cure is to use AMP fp16."),  # a T4
-        (30.0, 40.0, ("bf16", "fp16"), "This machine has no fast units for bf16 and fp16: train in fp32"),
+        (30.0, 40.0, ("bf16", "fp16"), "This machine has fast units for neither format: train in fp32"),
+        (1.0, 40.0, ("fp16",), "no fast units for fp16, and at width 512 the other format does not pay"),
         (1.3, 1.4, (), "at width 512 neither format pays"),
     ],
 )

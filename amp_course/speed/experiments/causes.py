@@ -26,6 +26,7 @@ from amp_course.speed.experiments.workbench import (
     low_recipe,
     pick_size,
     seeded,
+    slowness,
     training,
 )
 
@@ -115,9 +116,13 @@ class NoFastUnits(Finding):
         slower = [name for name, ratio in ratios.items() if ratio.verdict == "slower"]
         if ratios[best].verdict == "faster":
             advice = f"the cure is to use {best}" if slower else "both formats have fast units here"
+        elif len(self.slow_formats) == 2:
+            advice = "this machine has fast units for neither format: train in fp32, or use AMP for the memory alone"
         elif self.slow_formats:
-            names = " and ".join(self.slow_formats)
-            advice = f"this machine has no fast units for {names}: train in fp32, or use AMP for the memory alone"
+            (slow,) = self.slow_formats
+            advice = (
+                f"this machine has no fast units for {slow}, and at width {self.width:,} the other format does not pay"
+            )
         else:
             advice = f"at width {self.width:,} neither format pays: try larger matmuls"
         return sentence(*(ratio.tell(name, "fp32") for name, ratio in ratios.items()), advice)
@@ -126,10 +131,10 @@ class NoFastUnits(Finding):
 def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> NoFastUnits:
     """Train three linear layers in fp32, under AMP bf16 and under AMP fp16."""
     device = torch.device(device)
-    slow = tuple(format_name(dtype) for dtype in (torch.bfloat16, torch.float16) if is_slow(device, dtype))
-    width, batch = (
-        (4096, 512) if device.type != "cpu" else (128, 64) if slow else (512, 128)
-    )  # emulated, 512 takes up to 1 s
+    formats = (torch.bfloat16, torch.float16)
+    slow = tuple(format_name(dtype) for dtype in formats if is_slow(device, dtype))
+    emulated = max(slowness(device, dtype) for dtype in formats) > 20  # then 512 takes up to 1 s
+    width, batch = (4096, 512) if device.type != "cpu" else (128, 64) if emulated else (512, 128)
     model, (x, y) = seeded(partial(SimpleNet, width), device), _batch(batch, width, device)
     sides = {recipe.label: training(model, x, y, recipe) for recipe in (FP32, AMP_BF16, AMP_FP16)}
     elsewhere = (published.NO_UNITS_CPU,) if device.type == "cpu" else ()
