@@ -83,7 +83,8 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
     kinds = {kind: _share_in_words(kind, [op for op in ops if op.kind == kind]) for kind in present}
     alt = (
         f"Roofline of {roofline.name}, FLOPs per second by FLOPs per byte: {roofs_in_words(roofline)}. Time of the step by kind "
-        f"of op: {', '.join(kinds.values()) or 'none'}; by what bounds it: {', '.join(f'{b} {_percent(s)}' for b, s in bounds.items())}."
+        f"of op: {', '.join(kinds.values()) or 'none'}; by what bounds it: "
+        f"{', '.join(f'{bound} {_percent(share)}' for bound, share in bounds.items())}."
     )
     figure, axis = new_figure(7.6, 4.2, alt=alt)
     draw_roofs(axis, roofline)

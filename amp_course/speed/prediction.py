@@ -23,9 +23,9 @@ from amp_course.loop.recipe import FP32, Recipe
 from amp_course.loop.workloads import Session, Workload
 from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCounter, count_ops
 from amp_course.speed.faults import page_faults, seconds_per_fault
-from amp_course.speed.pricing import PricedCall, price, total_seconds
+from amp_course.speed.pricing import PricedCall, Pricer, total_seconds
 
-_ROUNDS, _BLOCK = 5, 4  # turns of each side, and steps in one
+_ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in one
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,24 @@ def predict_speedup(
         name: count_on_fakes(stepper.model, stepper.loss_fn, inputs, targets, device, dtype)
         for name, dtype in (("fp32", None), ("amp", recipe.dtype))
     }
-    timed = {name: _Timed(session, inputs, targets, device) for name, session in sessions.items()}
-    ends = time.perf_counter() + seconds / 2
+    timed = {name: _Timed(session, inputs, targets, device, counters[name]) for name, session in sessions.items()}
+    late = time.perf_counter() + seconds
     for number in range(rounds):
-        for one in timed.values() if number % 2 else reversed(timed.values()):
+        if number > 1 and time.perf_counter() > late:
+            break
+        sides_in_turn = [*timed.values()] if number % 2 else [*reversed(timed.values())]
+        ends = time.perf_counter() + seconds / 2 / rounds
+        for one in sides_in_turn:
             one.block(_BLOCK, ends)
+        for (
+            one
+        ) in sides_in_turn:  # in between, so that a machine that slows down for a while slows steps and prices alike
+            one.price(seconds / 4 / rounds)
     sides = {
         name: Side(
             Timing(tuple(one.seconds)),
             statistics.median(one.faults) * (seconds_per_fault() if device.type == "cpu" else 0.0),
-            one.price(counters[name], seconds / 4),
+            one.pricer.prices(),
         )
         for name, one in timed.items()
     }
@@ -182,7 +190,10 @@ def count_on_fakes(
 class _Timed:
     """A session that is timed block by block, on one batch."""
 
-    def __init__(self, session: Session, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+    def __init__(
+        self, session: Session, inputs: Tensor, targets: Tensor, device: torch.device, counter: OpCounter
+    ) -> None:
+        self.pricer = Pricer(counter, device)
         self.session, self.batch, self.device = session, (inputs, targets), device
         self.seconds: list[float] = []
         self.faults: list[int] = []
@@ -204,10 +215,10 @@ class _Timed:
             if time.perf_counter() > ends and len(self.seconds) >= 2:
                 return
 
-    def price(self, counter: OpCounter, seconds: float) -> tuple[PricedCall, ...]:
+    def price(self, seconds: float) -> None:
         """Price the step's ops, with fp32 meaning what it means in the step: TF32 or not."""
         with self.session.recipe.precision():
-            return price(counter, self.device, seconds=seconds)
+            self.pricer.run(seconds)
 
     def _step(self) -> None:
         with self.session.recipe.precision():

@@ -26,32 +26,47 @@ class PricedCall:
     error: str = ""
 
 
-def price(counter: OpCounter, device: torch.device, *, seconds: float = 2.0, least: int = 3) -> tuple[PricedCall, ...]:
-    """Time every op that was counted, each at least `least` times, for about `seconds` in all."""
-    kinds: dict[Any, Replay] = {}
-    for replay in counter.replays:
-        kinds.setdefault(_key(replay), replay)
-    best: dict[Any, float] = {}
-    errors: dict[Any, str] = {}
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        calls = {key: _callable(replay) for key, replay in kinds.items()}
-        began, rounds = time.perf_counter(), 0
-        while rounds <= least or time.perf_counter() - began < seconds:
-            for key, call in calls.items():
-                if key in errors:
-                    continue
-                try:
-                    taken = _time(call, device)
-                except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-                    errors[key] = str(error).strip().partition("\n")[0]
-                    continue
-                if rounds:  # the first round warms up
-                    best[key] = min(best.get(key, taken), taken)
-            rounds += 1
-    keys = [_key(replay) for replay in counter.replays]
-    return tuple(
-        PricedCall(call, best.get(key, 0.0), errors.get(key, "")) for call, key in zip(counter.calls, keys, strict=True)
-    )
+class Pricer:
+    """Times every op that was counted; the fastest call of each counts, whenever it was."""
+
+    def __init__(self, counter: OpCounter, device: torch.device) -> None:
+        self.counter, self.device = counter, device
+        kinds: dict[Any, Replay] = {}
+        for replay in counter.replays:
+            kinds.setdefault(_key(replay), replay)
+        self._calls = {key: _callable(replay) for key, replay in kinds.items()}
+        self._best: dict[Any, float] = {}
+        self._errors: dict[Any, str] = {}
+
+    def run(self, seconds: float, least: int = 1) -> None:
+        """Time each op at least `least` times, for about `seconds` in all."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            if not self._best:
+                self._round()  # which warms up
+                self._best.clear()
+            ends, rounds = time.perf_counter() + seconds, 0
+            while rounds < least or time.perf_counter() < ends:
+                self._round()
+                rounds += 1
+
+    def _round(self) -> None:
+        for key, call in self._calls.items():
+            if key in self._errors:
+                continue
+            try:
+                taken = _time(call, self.device)
+            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+                self._errors[key] = str(error).strip().partition("\n")[0]
+            else:
+                self._best[key] = min(self._best.get(key, taken), taken)
+
+    def prices(self) -> tuple[PricedCall, ...]:
+        """Return the price of each op, in the order of the step."""
+        keys = [_key(replay) for replay in self.counter.replays]
+        return tuple(
+            PricedCall(call, self._best.get(key, 0.0), self._errors.get(key, ""))
+            for call, key in zip(self.counter.calls, keys, strict=True)
+        )
 
 
 def total_seconds(priced: Sequence[PricedCall], kind: str | None = None) -> float:

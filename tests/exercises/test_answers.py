@@ -15,7 +15,7 @@ from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
 EXERCISES = [exercise for chapter in available() for exercise in chapter.exercises()]
-DRAWS, LEAST_DRAWS, SECONDS = 20, 4, 1.5  # slow exercises are drawn less often, unless AMP_COURSE_ALL_DRAWS is set
+DRAWS, LEAST_DRAWS, SECONDS = 20, 4, 1.0  # slow exercises are drawn less often, unless AMP_COURSE_ALL_DRAWS is set
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 
 

@@ -12,7 +12,7 @@ from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCall, Replay, count_ops, fake_tensors, totals
 from amp_course.speed.faults import page_faults, seconds_per_fault
 from amp_course.speed.prediction import Prediction, Side, count_on_fakes, predict_speedup
-from amp_course.speed.pricing import PricedCall, price
+from amp_course.speed.pricing import PricedCall, Pricer
 
 CPU = torch.device("cpu")
 
@@ -66,7 +66,9 @@ def test_every_op_of_a_step_can_be_priced_by_itself():
     with count_ops() as counter:
         stepper.step(*batch)
     state = torch.get_rng_state()
-    found = price(counter, CPU, seconds=0.05, least=1)
+    pricer = Pricer(counter, CPU)
+    pricer.run(0.05)
+    found = pricer.prices()
     assert [one.call for one in found] == counter.calls
     assert not [one for one in found if one.error] and all(one.seconds > 0 for one in found)
     assert torch.equal(torch.get_rng_state(), state)
@@ -79,7 +81,9 @@ def test_an_op_that_cannot_be_called_again_is_free_and_says_why():
     with count_ops() as counter:
         torch.ones(4) + 1
     counter.replays[-1] = Replay(refuse, (), {})
-    *_, last = price(counter, CPU, seconds=0.01)
+    pricer = Pricer(counter, CPU)
+    pricer.run(0.01)
+    *_, last = pricer.prices()
     assert (last.seconds, last.error) == (0.0, "not twice")
 
 
