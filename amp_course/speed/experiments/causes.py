@@ -26,7 +26,6 @@ from amp_course.speed.experiments.workbench import (
     low_recipe,
     pick_size,
     seeded,
-    slowness,
     training,
 )
 
@@ -133,8 +132,7 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
     device = torch.device(device)
     formats = (torch.bfloat16, torch.float16)
     slow = tuple(format_name(dtype) for dtype in formats if is_slow(device, dtype))
-    emulated = max(slowness(device, dtype) for dtype in formats) > 20  # then 512 takes up to 1 s
-    width, batch = (4096, 512) if device.type != "cpu" else (128, 64) if emulated else (512, 128)
+    width, batch = pick_size(device, cpu=512, slow=128, gpu=4096), pick_size(device, cpu=128, slow=64, gpu=512)
     model, (x, y) = seeded(partial(SimpleNet, width), device), _batch(batch, width, device)
     sides = {recipe.label: training(model, x, y, recipe) for recipe in (FP32, AMP_BF16, AMP_FP16)}
     elsewhere = (published.NO_UNITS_CPU,) if device.type == "cpu" else ()

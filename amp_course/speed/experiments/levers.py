@@ -173,8 +173,11 @@ def matmul_precision(device: torch.device | str = "cpu", *, seconds: float = 2.0
     with matmul_precision_restored():
         found = pull("Precision of fp32 matmuls", settings, device, seconds)
     assert found.comparison is not None
+    verdicts = {found.comparison.ratio(f"fp32, {one}", "fp32, highest").verdict for one in settings}
     if len({found.comparison.results[f"fp32, {one}"] for one in settings}) > 1:
         note = "this machine makes use of it: fp32 matmuls round their inputs, and the first loss is no longer the same"
+    elif verdicts != {"same"}:
+        note = "the first loss is the same to the last bit: what differs here is the kernel that runs, not a coarser format"
     else:
         note = "the first loss is the same to the last bit, so this machine does not use what the setting allows"
     return replace(

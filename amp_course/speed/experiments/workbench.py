@@ -40,18 +40,13 @@ def format_name(dtype: torch.dtype | None) -> str:
     return next((name for name, one in DTYPES.items() if one == dtype), "fp32")
 
 
-def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matmuls in `dtype` are clearly slower than in fp32."""
-    return slowness(device, dtype) > SLOW
-
-
 @functools.cache
-def slowness(device: torch.device, dtype: torch.dtype) -> float:
-    """Return how many times as long a matmul takes in `dtype` as in fp32; takes a few hundredths of a second, once."""
+def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether matmuls in `dtype` are clearly slower than in fp32; takes a few hundredths of a second, once."""
     size = 256 if device.type == "cpu" else 2048
     with one_thread(), same_random_state(), torch.no_grad(), torch.autocast(device.type, enabled=False):
         source = torch.randn(size, size, device=device)
-        return _fastest_matmul(source.to(dtype)) / _fastest_matmul(source)
+        return _fastest_matmul(source.to(dtype)) > SLOW * _fastest_matmul(source)
 
 
 def _fastest_matmul(matrix: Tensor) -> float:
