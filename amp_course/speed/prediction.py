@@ -148,9 +148,8 @@ def predict_speedup(
         ends = time.perf_counter() + seconds / 2 / rounds
         for one in sides_in_turn:
             one.block(_BLOCK, ends)
-        for (
-            one
-        ) in sides_in_turn:  # in between, so that a machine that slows down for a while slows steps and prices alike
+        # in between, so that a machine that slows down for a while slows steps and prices alike
+        for one in sides_in_turn:
             one.price(seconds / 4 / rounds)
     sides = {
         name: Side(

@@ -38,16 +38,16 @@ class Pricer:
         self._best: dict[Any, float] = {}
         self._errors: dict[Any, str] = {}
 
-    def run(self, seconds: float, least: int = 1) -> None:
-        """Time each op at least `least` times, for about `seconds` in all."""
+    def run(self, seconds: float) -> None:
+        """Time each op at least once, for about `seconds` in all."""
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if not self._best:
                 self._round()  # which warms up
                 self._best.clear()
-            ends, rounds = time.perf_counter() + seconds, 0
-            while rounds < least or time.perf_counter() < ends:
+            ends = time.perf_counter() + seconds
+            self._round()
+            while time.perf_counter() < ends:
                 self._round()
-                rounds += 1
 
     def _round(self) -> None:
         for key, call in self._calls.items():

@@ -1,6 +1,6 @@
 """Explain where a training step's time goes, on the reader's own step, and what would make it faster.
 
-`explain` runs the step some dozens of times: plainly, for its time; under `torch.profiler`, for the kinds of work in it; once op
+`explain` runs the step dozens of times, a short one hundreds: plainly, for its time; under `torch.profiler`, for the kinds of work in it; once op
 by op, for what is read and cast where; then it tries what its advice would change, on copies.
 """
 
@@ -28,7 +28,7 @@ def explain(
     seconds: float = 6.0,
     patience: float = 30.0,
 ) -> Explanation:
-    """Run `train_step(*batch)` some dozens of times and say where its time goes.
+    """Run `train_step(*batch)` dozens of times, a short one hundreds, and say where its time goes.
 
     train_step: whatever you call for a batch. It really trains: weights, optimizer and scaler move on by that many steps.
     batches:    a DataLoader or a list of batches, begun again when it ends; waiting for it is part of the step. Without it the

@@ -27,7 +27,7 @@ _MOST_OPS = 60_000  # in all recorded steps: each costs some 20 µs to read
 
 
 def measure(run: Runner, device: torch.device | None, seconds: float) -> Explanation:
-    """Run the step some dozens of times, for about `seconds`, and return what it shows; see `explain`."""
+    """Run the step again and again, for about `seconds`, and return what it shows; see `explain`."""
     run.guarded()  # the first step allocates and loads, and what raises raises here
     first = _look(run)
     device, ops = device or _device_of(first), 5 * len(first.calls)
