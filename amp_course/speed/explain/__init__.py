@@ -1,7 +1,7 @@
 """Explain where a training step's time goes, on the reader's own step, and what would make it faster.
 
-`explain` runs the step dozens of times, a short one hundreds: plainly, for its time; under `torch.profiler`, for the kinds of work in it; once op
-by op, for what is read and cast where; then it tries what its advice would change, on copies.
+`explain` runs the step dozens of times, a short one hundreds: plainly, for its time; under `torch.profiler`, for the kinds of
+work in it; once op by op, for what is read and cast where; then it tries what its advice would change, on copies.
 """
 
 from __future__ import annotations
