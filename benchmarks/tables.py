@@ -33,6 +33,7 @@ def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         "panels": _panels,
         "auditor": _auditor,
         "explain": _explain,
+        "launchers": _launchers,
     }
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
 
@@ -214,6 +215,22 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
             gap = [f"{value * 1e3:+.2f} ms" for value in found["gap_seconds"].values()]
             lines.append("| " + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap]) + " |")
         lines.append("")
+    return lines
+
+
+def _launchers(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Start-up**, {heading(record)}. Two ranks over gloo, from the command to their first all-reduce; quartiles in "
+            "brackets.",
+            "",
+            "| launcher | seconds |",
+            "|---|---|",
+        ]
+        found = record["launchers"]
+        lines += [f"| {name} | {_with_quartiles(taken, '.2f')} |" for name, taken in found["start_up_seconds"].items()]
+        lines += [*(f"\nLeft out: {name}. {why}." for name, why in found["left_out"].items()), ""]
     return lines
 
 

@@ -23,6 +23,18 @@ _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE,
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
 _LONG = 300  # characters of a message or a line that are quoted
 
+
+class Explained(Exception):
+    """Stands for an exception of another process, where it was explained.
+
+    told, signature: what `explain` and `signature` returned there
+    """
+
+    def __init__(self, told: str, signature: str) -> None:
+        super().__init__(told)
+        self.told, self.signature = told, signature
+
+
 # (pattern in "Type: message", cause and cure). The first that matches is told.
 _KNOWN: list[tuple[str, str]] = [
     (
@@ -137,6 +149,8 @@ def where(error: BaseException) -> str:
 
 def explain(error: BaseException) -> str:
     """Say what an exception from the reader's code means, in words that continue "Not yet, because …"."""
+    if type(error) is Explained:
+        return error.told
     kind, message = _kind(error), _message(error)
     raised = f"{kind}: {message}" if message else kind
     meaning = _machines_fault(error) or next((text for pattern, text in _KNOWN if re.search(pattern, raised)), None)
@@ -155,6 +169,8 @@ def explain(error: BaseException) -> str:
 
 def signature(error: BaseException) -> str:
     """Name an exception so that two of one cause are alike: its type, and the first sentence of its message."""
+    if type(error) is Explained:
+        return error.signature
     return f"{_kind(error)}: {_message(error).split('. ')[0]}"
 
 

@@ -136,6 +136,14 @@ def test_the_auditor_accuses_nobody(results: Path) -> None:
         assert set(values["seconds"]["audit"]) == set(values["steps"]) == SPREAD
 
 
+def test_launchers_are_started_in_turn(results: Path) -> None:
+    assert "| torchrun |" in run("launchers", *SMALL, "--out", results)
+    (path,) = results.glob("launchers-cpu-*.json")
+    found = json.loads(path.read_text())
+    assert set(found["launchers"]["seconds"]) == {"torchrun", "spawn", "by hand"}
+    assert "**Start-up**" in tables({"launchers": [found]})
+
+
 def test_explain_tries_planted_causes(results: Path) -> None:
     assert "planted causes named first" in run("explain", *SMALL, "--out", results)
     (path,) = results.glob("explain-cpu-*.json")

@@ -1,0 +1,156 @@
+"""Gather what the ranks of a run left behind: their records, their output, where they were, and torchrun's own report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from amp_course.distributed.launching.guarded import Ended
+
+_MOST_BYTES = 200_000  # of one stream, from each of its ends
+# Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode  : -9 (pid: 42)".
+_EXIT = re.compile(r"exitcode\s*:\s*(-?\d+)\)?(?: local_rank: \d+)? \(pid: (\d+)\)")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+# Lines that torch and gloo print about themselves while the ranks find each other.
+_NOISE = re.compile(
+    r"^(\[Gloo\] Rank \d+ is connected to|(\[rank\d+\]: ?)?\[[WI]\d+ [\d:.]+ (socket|TCPStore|ProcessGroup)\w*\.cpp)"
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a script ended, by its own record.
+
+    kind:    it "finished", "raised" or called sys.exit ("exit")
+    at:      seconds since 1970
+    what:    the name of the exception
+    message: of the exception, or given to sys.exit
+    line:    of the script that raised it, with its text in `source`
+    """
+
+    kind: Literal["finished", "raised", "exit"]
+    at: float
+    what: str = ""
+    message: str = ""
+    code: int = 0
+    line: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank was: the line of the script, and the function of torch.distributed that it had called, if any."""
+
+    line: int | None
+    source: str
+    collective: str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What is known of one rank.
+
+    started:   whether its Python process began to run the script
+    end:       how the script ended, if it did
+    exit_code: of its process, where known; negative for the signal that killed it
+    out, err:  what it printed
+    place:     where it was when it crashed, or when time was up
+    """
+
+    rank: int
+    started: bool
+    end: End | None
+    exit_code: int | None
+    out: str
+    err: str
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of a run. `launcher` is what torchrun printed, and what torch printed about itself in the ranks."""
+
+    script: Path
+    nodes: int
+    ended: Ended
+    ranks: tuple[Rank, ...]
+    launcher: str
+
+
+def gather(folder: Path, script: Path, ranks: int, nodes: int, ended: Ended) -> Evidence:
+    """Read a run's folder."""
+    own = "\n".join(read_text(file) for file in sorted(folder.glob("command*.*"))).strip()
+    codes = {int(pid): int(code) for code, pid in _EXIT.findall(own)}
+    all_of_them, noise = [], [own]
+    for rank in range(ranks):
+        base = folder / f"rank{rank}"
+        facts = [json.loads(line) for line in read_text(base.with_suffix(".jsonl")).splitlines()]
+        end = _end(facts)
+        out, out_noise = _without_noise(read_text(base.with_suffix(".out")))
+        err, err_noise = _without_noise(read_text(base.with_suffix(".err")))
+        noise += out_noise + err_noise
+        code = codes.get(facts[0]["pid"]) if facts else None
+        if code is None and end is not None:
+            code = 1 if end.kind == "raised" else end.code
+        place = _place(read_text(base.with_suffix(".dump")), script) or _place(err, script)
+        all_of_them.append(Rank(rank, bool(facts), end, code, out, err, place))
+    return Evidence(script, nodes, ended, tuple(all_of_them), "\n".join(filter(None, noise)))
+
+
+def read_text(file: Path) -> str:
+    """Read a file, "" if there is none; of a long one, only the ends."""
+    if not file.exists():
+        return ""
+    with open(file, "rb") as stream:
+        data = stream.read(_MOST_BYTES)
+        size = os.fstat(stream.fileno()).st_size
+        if size > 2 * _MOST_BYTES:
+            stream.seek(-_MOST_BYTES, os.SEEK_END)
+            data += f"\n… {size - 2 * _MOST_BYTES:,} bytes left out …\n".encode()
+        return (data + stream.read()).decode(errors="replace")
+
+
+def without_paths(text: str) -> str:
+    """Shorten the paths of installed packages and of the current folder, as a page for others should have them."""
+    packages = sysconfig.get_path("purelib")
+    library = sysconfig.get_path("stdlib")
+    return text.replace(packages, "…/site-packages").replace(library, "…/lib").replace(os.getcwd() + os.sep, "")
+
+
+def _end(facts: list[dict[str, Any]]) -> End | None:
+    for one in facts:
+        if "end" in one:
+            place = {"line": one.get("line"), "source": one.get("source", "")}
+            message = without_paths(one.get("message", ""))
+            return End(one["end"], one["at"], one.get("type", ""), message, one.get("code", 0), **place)
+    return None
+
+
+def _without_noise(text: str) -> tuple[str, list[str]]:
+    lines = text.splitlines()
+    noise = [line for line in lines if _NOISE.match(line)]
+    return (text, []) if not noise else ("\n".join(line for line in lines if not _NOISE.match(line)), noise)
+
+
+def _place(dump: str, script: Path) -> Place | None:
+    """Find the script's innermost line in faulthandler's dump, which lists each thread with its innermost frame first."""
+    for thread in re.split(r"\n\s*\n", dump):
+        frames = [(found[1], int(found[2]), found[3]) for found in map(_FRAME.match, thread.splitlines()) if found]
+        inner = next((number for number, frame in enumerate(frames) if frame[0] == str(script)), None)
+        if inner is None:
+            continue
+        called = [name for file, _, name in reversed(frames[:inner]) if Path(file).parts[-2:-1] == ("distributed",)]
+        collective = next((name for name in called if name != "wrapper"), "")
+        return Place(frames[inner][1], source_line(script, frames[inner][1]), collective)
+    return None
+
+
+def source_line(script: Path, line: int) -> str:
+    """Return a line of a script, without its indentation; "" if there is none."""
+    lines = script.read_text(errors="replace").splitlines()
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""

@@ -1,0 +1,84 @@
+"""Run a script as one rank, unchanged, and leave a record of how it ended: what torchrun starts in the place of the script.
+
+`python rank_main.py SCRIPT ARGUMENTS`. It needs nothing but the standard library. The script finds what it would find without it:
+`__main__`, `sys.argv`, `sys.path`, its output and its exit code. In the folder that the environment names, rank 1 leaves
+
+rank1.out, rank1.err  what it printed
+rank1.jsonl           a line when it starts, and one when it ends: {"end": "raised", "type": "ValueError", …}
+rank1.dump            where all its threads were when it received SIGABRT (or crashed)
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+import types
+from typing import Any
+
+_MOST = 4000  # characters of a message
+
+
+def main() -> None:
+    """Run the script that the command line names."""
+    folder, rank = os.environ["AMP_COURSE_RUN_FOLDER"], os.environ["RANK"]
+    base = os.path.join(folder, f"rank{rank}")
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(f"{base}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    faulthandler.enable(open(f"{base}.dump", "w"))  # noqa: SIM115  # open to the end
+    _record(base, pid=os.getpid())
+    sys.argv = sys.argv[1:]
+    script = os.path.abspath(sys.argv[0])
+    sys.path[0] = os.path.dirname(script)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=script, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    try:
+        with open(script, "rb") as source:
+            code = compile(source.read(), script, "exec")
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        _record(base, end="exit", **_exit_code(error.code), **_place(error, script))
+        raise
+    except BaseException as error:
+        _record(base, end="raised", type=_name(type(error)), message=str(error)[:_MOST], **_place(error, script))
+        error = error.with_traceback(
+            error.__traceback__ and error.__traceback__.tb_next
+        )  # without this file's own frame
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    _record(base, end="finished")
+
+
+def _record(base: str, **facts: Any) -> None:
+    with open(f"{base}.jsonl", "a") as file:
+        file.write(json.dumps({"at": time.time(), **facts}) + "\n")
+
+
+def _exit_code(code: object) -> dict[str, Any]:
+    if code is None or isinstance(code, int):
+        return {"code": code or 0, "message": ""}
+    return {"code": 1, "message": str(code)[:_MOST]}  # Python prints anything else, and exits with 1
+
+
+def _name(kind: type) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _place(error: BaseException, script: str) -> dict[str, Any]:
+    """Return the innermost line of the script that led to an error, and its text."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return {"line": error.lineno, "source": (error.text or "").strip()}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == script:
+            return {"line": frame.lineno, "source": frame.line or ""}
+    return {"line": None, "source": ""}
+
+
+if __name__ == "__main__":
+    main()

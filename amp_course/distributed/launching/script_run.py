@@ -1,0 +1,112 @@
+"""What became of a script that was run: its output by rank, its exit codes, and what went wrong."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+from amp_course.checking.outcome import box_html
+from amp_course.kit.errors import CourseError
+from amp_course.kit.markup import plain_text
+from amp_course.kit.measure import seconds_text
+
+_HEAD, _TAIL, _WIDTH = 12, 28, 300  # lines shown of one stream, and characters of a line
+_PRE = (
+    "margin:.2em 0 .6em;padding:.4em .6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);"
+    "background:var(--jp-layout-color2, #eee)"
+)
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """What one rank printed, and the exit code of its process (None where unknown, negative for the signal that ended it)."""
+
+    rank: int
+    out: str
+    err: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A script that was run on some ranks; it prints as a page.
+
+    command:  as one types it in a shell
+    ranks:    the output, rank by rank
+    seconds:  from the start of torchrun to its end
+    problem:  what went wrong first, with the rank, the cause and the cure; None if nothing did
+    notes:    what else is worth knowing
+    launcher: what torchrun printed, and what torch and gloo printed about themselves
+    """
+
+    command: str
+    ranks: tuple[RankOutput, ...]
+    seconds: float
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+    launcher: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all ranks came to their end without an error."""
+        return self.problem is None
+
+    @property
+    def output(self) -> tuple[str, ...]:
+        """What each rank printed to its standard output. Example: run.output[0] → "loss 0.25\\n" """
+        return tuple(rank.out for rank in self.ranks)
+
+    @property
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """The exit code of each rank."""
+        return tuple(rank.exit_code for rank in self.ranks)
+
+    def check(self) -> ScriptRun:
+        """Return this run if it is ok. Raises CourseError, with the problem, if it is not."""
+        if self.problem is not None:
+            raise CourseError(self.problem)
+        return self
+
+    def _streams(self) -> list[tuple[str, str]]:
+        streams = []
+        for rank in self.ranks:
+            streams += [(f"rank {rank.rank}", rank.out)] if rank.out.strip() or not rank.err.strip() else []
+            streams += [(f"rank {rank.rank}, stderr", rank.err)] if rank.err.strip() else []
+        return [(name, shortened(text) or "(nothing)") for name, text in streams]
+
+    def _last_line(self) -> str:
+        return (
+            f"All ranks finished in {seconds_text(self.seconds)}." if self.ok else f"**The run failed:** {self.problem}"
+        )
+
+    def __str__(self) -> str:
+        """Write the page as plain text."""
+        streams = "\n".join(f"[{name}] {line}" for name, text in self._streams() for line in text.splitlines())
+        notes = "\n".join(f"Note: {note}" for note in self.notes)
+        command = "\n".join(f"$ {line}" for line in self.command.splitlines())
+        return "\n".join(filter(None, [command, streams, plain_text(self._last_line()), notes]))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        command = "".join(f"<div><code>$ {html.escape(line)}</code></div>" for line in self.command.splitlines())
+        streams = "".join(
+            f'<div><b>{name}</b></div><pre style="{_PRE}">{html.escape(text)}</pre>' for name, text in self._streams()
+        )
+        notes = [f"Note: {note}" for note in self.notes]
+        if self.ok:
+            box = box_html("correct", self._last_line(), notes)
+        else:
+            box = box_html(
+                "not yet", "The run failed.", [f"{str(self.problem)[0].upper()}{str(self.problem)[1:]}", *notes]
+            )
+        return f'<div style="max-width:60em">{command}{streams}{box}</div>'
+
+
+def shortened(text: str) -> str:
+    """Cut a long text in its middle, and its long lines at their ends. Example: 100 lines → 12, "… 60 lines left out …", 28"""
+    lines = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.rstrip().splitlines()]
+    left = len(lines) - _HEAD - _TAIL
+    if left > 1:
+        lines[_HEAD:-_TAIL] = [f"… {left:,} lines left out …"]
+    return "\n".join(lines)

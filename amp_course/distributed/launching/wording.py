@@ -1,0 +1,87 @@
+"""The words of a diagnosis: how ranks and lines are named, and what the obscure messages of torch and gloo mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from amp_course.distributed.launching.evidence import End, Place, Rank
+
+EQUALLY_OFTEN = (
+    "A collective returns only once every rank has called it: make all ranks call the same ones, equally often."
+)
+PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+# What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, {1}, …
+MEANINGS: tuple[tuple[str, str], ...] = (
+    (
+        r"params\[(\d+)\] in this process with sizes \[(.*?)\] appears not to match",
+        "DDP found another model here than on rank 0: its parameter number {0} has the shape ({1}). "
+        "Build the same model on every rank",
+    ),
+    (
+        r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+)",
+        "DDP found different models: {1} parameters on rank {0}, {3} on rank {2}. Build the same model on every rank",
+    ),
+    (
+        r"wait timeout after (\d+)\s*ms, keys: \S*/(\d+)\b",
+        "it waited {0} ms for rank {1}, which never joined. Start as many ranks as the script's `world_size`, or leave "
+        "`world_size` out: torchrun sets it",
+    ),
+    (
+        r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",
+        "it waited {0} seconds for {2} ranks, and {1} came. Start as many ranks as the script's `world_size`, or leave "
+        "`world_size` out: torchrun sets it",
+    ),
+    (
+        r"Timed out waiting (\d+)\s*ms for (?:recv|send) operation",
+        "it waited {0} ms in vain for another rank. Every rank must call the same collectives in the same order",
+    ),
+)
+
+
+def who(ranks: Sequence[Rank], of: int) -> str:
+    """Name ranks. Example: ranks 0 and 1, 2 → "every rank" """
+    return "every rank" if 1 < len(ranks) == of else names(ranks)
+
+
+def names(ranks: Sequence[Rank]) -> str:
+    """Name ranks by their numbers. Example: → "ranks 0 and 1" """
+    numbers = [str(rank.rank) for rank in sorted(ranks, key=lambda rank: rank.rank)]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def at(place: End | Place | None) -> str:
+    """Return where a script was. Example: → " in line 7, `dist.all_reduce(x)`"; "" if that is unknown."""
+    if place is None or place.line is None:
+        return ""
+    return f" in line {place.line}" + (f", `{short(place.source)}`" if place.source else "")
+
+
+def quoted(end: End) -> str:
+    """Return an exception. Example: → "ValueError: bad batch" """
+    message = short(end.message)
+    return f"{end.what}: {message}" if message else end.what
+
+
+def meaning(message: str) -> str:
+    """Return what an obscure message of torch or gloo means, with the cure; "" for any other."""
+    if PORT_IN_USE.search(message):
+        return f" The port is in use{port_text(message)}: choose another, or leave it to torchrun by `init_process_group()`."
+    for pattern, meaning in MEANINGS:
+        if found := re.search(pattern, message):
+            return f" That is: {meaning.format(*found.groups())}."
+    return ""
+
+
+def port_text(text: str) -> str:
+    """Return the port that a message of torch names. Example: → " (29500)" """
+    found = re.search(r"port: (\d+)", text)
+    return f" ({found[1]})" if found else ""
+
+
+def short(text: str, most: int = 200) -> str:
+    """Return the first line of a text, cut if it is long, and without a full stop."""
+    line = (text.strip().splitlines() or [""])[0].rstrip(".")
+    return line if len(line) <= most else line[: most - 1] + "…"

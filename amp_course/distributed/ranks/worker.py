@@ -1,0 +1,172 @@
+"""Be one rank: join the group, then run what the parent process sends, until it hangs up.
+
+Started by `pool`: `python -m amp_course.distributed.ranks.worker RANK SIZE SOCKET PARENT STORE`. The process ends when
+its parent does, however that ends: the socket closes; while work is running, a thread looks for the parent, and a timer that
+needs no Python ends what neither can stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import sys
+import threading
+import time
+import warnings
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, signature, where, within
+from amp_course.checking.sandbox import sandbox
+from amp_course.distributed.ranks.collective import Collective, CollectiveWatch
+from amp_course.distributed.ranks.report import Failure, Report
+
+_LAST_RESORT = 20.0  # seconds past the limit, after which the process ends whatever it is doing
+_PARENT = 0.5  # seconds between two looks for the parent
+_JOINING = datetime.timedelta(seconds=60)
+_PRINTED = 20_000  # characters that are sent back
+
+
+class Stopped(BaseException):
+    """The collective that this rank waits for cannot happen any more; the message says why. No `except Exception` catches it."""
+
+
+class Rank:
+    """This process: its number, the group it is in, and the line to the parent."""
+
+    def __init__(self, rank: int, size: int, connection: Connection, store: str) -> None:
+        self.rank, self.size, self.store = rank, size, store
+        self.connection = connection
+        self.groups = 0
+        self.stopped: Stopped | None = None
+
+    def join(self) -> None:
+        """Join a new group with the other ranks."""
+        self.groups += 1
+        store = dist.FileStore(f"{self.store}{self.groups}", self.size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_JOINING)
+        self.world = dist.group.WORLD
+
+    def serve(self) -> None:
+        """Run what comes, until the parent hangs up."""
+        while True:
+            try:
+                message = self.connection.recv()
+            except (EOFError, OSError):
+                return
+            if message == "join":
+                with contextlib.suppress(Exception):
+                    dist.destroy_process_group()
+                self.join()
+                self.connection.send("joined")
+                continue
+            if isinstance(message, str):  # the word for a collective that the work has left meanwhile
+                continue
+            seconds, work, sources = message
+            for file, lines in sources.items():
+                linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+            faulthandler.dump_traceback_later(seconds + _LAST_RESORT, exit=True, file=2)
+            report = self.run(work, seconds)
+            faulthandler.cancel_dump_traceback_later()
+            self.connection.send(report)
+
+    def ask(self, collective: Collective) -> None:
+        """Wait for the word that all ranks call this collective. Raises Stopped if they never will."""
+        self.connection.send(collective)
+        if collective.kind == "send":
+            return
+        answer = self.connection.recv()
+        if answer != "go":
+            self.stopped = Stopped(answer)
+            raise self.stopped
+
+    def run(self, work: bytes, seconds: float) -> Report:
+        """Run a pickled function with its arguments, and report."""
+        printed = io.StringIO()
+        value, failure, self.stopped = None, None, None
+        watch = CollectiveWatch(self.ask)
+        before = set(dist.distributed_c10d._world.pg_map)
+        with contextlib.redirect_stdout(printed), sandbox() as left, watch:
+            try:
+                value = within(seconds, lambda: _call(work))
+            except BaseException as error:
+                failure = _failure(error, seconds)
+        if failure is None and self.stopped is not None:  # the work caught it and went on
+            failure = _failure(self.stopped, seconds)
+        leaks = [*left.leaks, *self._own_groups(before)]
+        return Report(value, failure, tuple(watch.called), printed.getvalue()[:_PRINTED], tuple(leaks))
+
+    def _own_groups(self, before: set[Any]) -> list[str]:
+        """End the groups that the work opened; say so if it ended ours."""
+        if not dist.is_initialized() or dist.group.WORLD is not self.world:
+            return ["your code ended the process group that it was given: leave that to the program that opened it"]
+        for group in set(dist.distributed_c10d._world.pg_map) - before:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group(group)
+        return []
+
+
+def _call(work: bytes) -> Any:
+    function, arguments = pickle.loads(work)
+    return function(*arguments)
+
+
+def _failure(error: BaseException, seconds: float) -> Failure:
+    if isinstance(error, Stopped):
+        return Failure(f"your code waits for ever{where(error)}: {error}", str(error), "stopped")
+    if isinstance(error, TimeUp):
+        told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
+        return Failure(told, "time", "time")
+    if isinstance(error, Wrong):
+        return Failure(str(error), str(error), "refused")
+    if isinstance(error, Failed) and error.__cause__ is not None:
+        return replace(_failure(error.__cause__, seconds), case=str(error))
+    try:
+        return Failure(*within(5.0, lambda: (explain(error), signature(error))))
+    except BaseException:
+        told = f"your code raised an exception{where(error)} that itself fails when its text is asked for"
+        return Failure(told, type(error).__name__)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT)
+    os._exit(1)
+
+
+def main() -> None:
+    """Join the group and serve."""
+    rank, size, socket, parent, store = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        int(sys.argv[4]),
+        sys.argv[5],
+    )
+    connection = Connection(socket)
+    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of libraries: what a rank says on its own is for nobody
+    load_lazy_modules()
+    here = Rank(rank, size, connection, store)
+    here.join()
+    connection.send("joined")
+    here.serve()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing to tidy up: gloo would wait for the other ranks

@@ -1,0 +1,145 @@
+"""No process outlives a run: not after its end, a failure, an interrupt, nor the death of any process that takes part."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from amp_course.distributed.launching import ScriptRun, run_script
+
+# Each rank ignores SIGTERM and starts a process in a session of its own; if it waits in vain, with an empty environment.
+SCRIPT = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+environment = {} if sys.argv[2] == "hang" else None
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment, start_new_session=True)
+open(f"{sys.argv[1]}/{os.getpid()}-{child.pid}", "x").close()
+while len(os.listdir(sys.argv[1])) < 2:
+    time.sleep(0.01)
+if sys.argv[2] == "fail" and os.environ["RANK"] == "1":
+    raise ValueError("planned")
+if sys.argv[2] in ("wait", "hang"):
+    time.sleep(600)
+"""
+CALLER = """
+import sys
+from amp_course.distributed.launching import run_script
+print(run_script(*sys.argv[1:], seconds=60).problem)
+"""
+
+
+def write_script(folder: Path) -> Path:
+    (folder / "pids").mkdir()
+    path = folder / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def recorded(script: Path) -> list[int]:
+    """Return the processes that the ranks have written down: themselves and their children."""
+    return [int(pid) for name in os.listdir(script.parent / "pids") for pid in name.split("-")]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+KILLS = {  # who is killed, counted from the rank upwards: its torchrun, the guardian, and who called run_script; by which signal
+    "interrupt": (3, signal.SIGINT, "KeyboardInterrupt"),
+    "kernel ended": (3, signal.SIGTERM, ""),
+    "kernel killed": (3, signal.SIGKILL, ""),
+    "torchrun killed": (1, signal.SIGKILL, "torchrun itself was killed by signal 9 (SIGKILL)"),
+    "guardian killed": (2, signal.SIGKILL, "CourseError: the run could not be started, or was cut off"),
+}
+
+
+@pytest.fixture(scope="module")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.Popen[str], Path]]:
+    """Start five processes that call run_script, all at once."""
+    started = {}
+    for name in KILLS:
+        script = write_script(tmp_path_factory.mktemp("caller"))
+        started[name] = (
+            subprocess.Popen(
+                [sys.executable, "-c", CALLER, str(script), str(script.parent / "pids"), "wait"],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            ),
+            script,
+        )  # fmt: skip
+    return started
+
+
+RUNS = {"end": 60.0, "fail": 60.0, "hang": 12.0}  # how the script goes → the seconds it may take
+
+
+@pytest.fixture(scope="module")
+def runs(
+    callers: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Future[ScriptRun], Path]]]:
+    """Run three scripts meanwhile, from this process."""
+    with ThreadPoolExecutor(3) as pool:
+        started = {}
+        for how, seconds in RUNS.items():
+            script = write_script(tmp_path_factory.mktemp("run"))
+            started[how] = (pool.submit(run_script, script, script.parent / "pids", how, seconds=seconds), script)
+        yield started
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_nothing_is_left_after_a_kill(
+    callers: dict[str, "tuple[subprocess.Popen[str], Path]"], runs: object, name: str
+) -> None:
+    caller, script = callers[name]
+    until(lambda: len(recorded(script)) == 4, "the ranks never started")
+    processes = psutil.Process(caller.pid).children(recursive=True)  # guardian, torchrun, ranks and their children
+    assert len(processes) >= 6
+    above, number, told = KILLS[name]
+    chain = psutil.Process(recorded(script)[0]).parents()
+    assert chain[2].pid == caller.pid
+    chain[above - 1].send_signal(number)
+    said, _ = caller.communicate(timeout=40)
+    until(lambda: not any(alive(one.pid) for one in processes), f"left behind: {processes}")
+    assert told in said
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_nothing_is_left_after_a_run(runs: dict[str, "tuple[Future[ScriptRun], Path]"], how: str) -> None:
+    future, script = runs[how]
+    run = future.result()
+    assert run.ok == (how == "end"), run
+    assert how == "end" or ("ValueError: planned" if how == "fail" else "time was up") in str(run.problem)
+    assert run.seconds < 50
+    pids = recorded(script)
+    assert len(pids) == 4
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_the_guardian_starts_quickly_and_without_torch() -> None:
+    loaded = "import amp_course.distributed.launching.guardian, sys; print('torch' in sys.modules)"
+    path = Path(sys.modules["amp_course.distributed.launching.guardian"].__file__ or "").parent
+    said = subprocess.run(
+        [sys.executable, "-c", loaded.replace("amp_course.distributed.launching.", "")],
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "False\n"
