@@ -5,9 +5,18 @@ a second, the check of an exercise above all: `pool` starts them, watches over t
 runs in each of them, `sending` gets a reader's function there, `answers` plays an exercise's answer on them.
 """
 
-from amp_course.distributed.ranks.answers import run_on_ranks
+from amp_course.distributed.ranks.answers import (
+    call_on_rank,
+    collectives_so_far,
+    each_question,
+    run_on_ranks,
+    turns_on_ranks,
+)
 from amp_course.distributed.ranks.collective import Collective
 from amp_course.distributed.ranks.pool import Ranks, RanksFailed, warm_ranks
 from amp_course.distributed.ranks.report import Report
 
-__all__ = ["Collective", "Ranks", "RanksFailed", "Report", "run_on_ranks", "warm_ranks"]
+__all__ = [
+    "Collective", "Ranks", "RanksFailed", "Report", "call_on_rank", "collectives_so_far", "each_question",
+    "run_on_ranks", "turns_on_ranks", "warm_ranks",
+]  # fmt: skip

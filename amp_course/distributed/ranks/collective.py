@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.kit.dtypes import dtype_name
 
-Kind = Literal["collective", "send", "receive"]
+Kind = Literal["collective", "send", "receive", "returned"]
 
 # torch's name for an op → what people call it. Ops of either namespace that are not here are no communication.
 _NAMES = {
@@ -59,8 +59,11 @@ class Collective:
 
     @property
     def kind(self) -> Kind:
-        """A send needs no word, a recv needs a send, and all others need the whole group."""
-        kinds: dict[str, Kind] = {"send": "send", "recv": "receive"}
+        """A send needs no word, a recv needs a send, and all others need the whole group.
+
+        "returned" is no collective of torch's: it says that an answer has ended a case, and waits for the others (`answers`).
+        """
+        kinds: dict[str, Kind] = {"send": "send", "recv": "receive", "returned": "returned"}
         return kinds.get(self.name, "collective")
 
     @property
@@ -79,16 +82,41 @@ class Collective:
         return f"{what} of {'an' if self.dtype[0] in 'ai' else 'a'} {self.dtype} tensor of shape {self.shapes[0]}"
 
 
+class Stopped(BaseException):
+    """The collective that this rank waits for cannot happen any more; the message says why. No `except Exception` catches it.
+
+    case: in which case of an exercise, if it was in one
+    """
+
+    case = ""
+
+    def __init__(self, why: str, collective: Collective) -> None:
+        super().__init__(why)
+        self.collective = collective
+
+
 class CollectiveWatch(TorchDispatchMode):
     """Ask for each collective before it runs, and keep a list of those that did.
 
-    ask: gets the collective; raises if it must not run
+    ask:     gets the collective; raises Stopped if it can never complete
+    current: the one that watches over this process's work, if any does
     """
+
+    current: CollectiveWatch | None = None
 
     def __init__(self, ask: Callable[[Collective], None]) -> None:
         super().__init__()
         self.called: list[Collective] = []
-        self._ask = ask
+        self.ask = ask
+
+    def __enter__(self) -> CollectiveWatch:
+        CollectiveWatch.current = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        CollectiveWatch.current = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -96,7 +124,7 @@ class CollectiveWatch(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor's own code comes first; its collectives come here again
         if func.namespace in ("c10d", "_c10d_functional") and (collective := _read(func, args, kwargs or {})):
-            self._ask(collective)
+            self.ask(collective)
             self.called.append(collective)
         return func(*args, **(kwargs or {}))
 

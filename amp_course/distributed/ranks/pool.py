@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -154,7 +155,7 @@ class Ranks:
                         f"rank {rank} had not {what} after {START_SECONDS:g} seconds.{self._last_error(rank)}"
                     )
                 try:
-                    if connection.recv() == "joined":
+                    if pickle.loads(connection.recv_bytes()) == "joined":
                         break
                 except (EOFError, OSError):
                     raise RanksFailed(f"rank {rank} could not be {what}.{self._last_error(rank)}") from None
@@ -211,7 +212,7 @@ class _Watch:
 
     def _hear(self, rank: int) -> None:
         try:
-            message = self.connections[rank].recv()
+            message = pickle.loads(self.connections[rank].recv_bytes())
         except (EOFError, OSError):
             self.waiting.pop(rank, None)
             self.ended[rank] = Report(None, Failure("", "died", "died"))
@@ -224,7 +225,7 @@ class _Watch:
         elif isinstance(message, Collective) and message.kind == "send":
             self.sent[rank, message.root] += 1
         elif isinstance(message, Collective):
-            self.calls[rank] += 1
+            self.calls[rank] += message.kind == "collective" or message.kind == "receive"
             self.waiting[rank] = message
 
     def _decide(self) -> None:
@@ -257,7 +258,7 @@ class _Watch:
     def _missing(self, rank: int) -> str:
         """Say which rank will never come: it has ended, or calls another collective of the same group; "" if all still may."""
         wanted = self.waiting[rank]
-        needed = wanted.group if wanted.kind == "collective" else [wanted.root] if wanted.root >= 0 else []
+        needed = wanted.group if wanted.kind != "receive" else [wanted.root] if wanted.root >= 0 else []
         for other in needed:
             if other in self.ended and other != rank:
                 failure = self.ended[other].failure
@@ -265,6 +266,8 @@ class _Watch:
                 return f"rank {other} {how} without calling it"
         for other in needed:
             theirs = self.waiting.get(other)
+            if theirs is not None and theirs.kind == "returned" and wanted.kind != "returned":
+                return f"rank {other} returned without calling it"
             if theirs is not None and theirs != wanted and theirs.group == wanted.group:
                 return f"rank {other} waits in {self._nth(other)}"
         return ""

@@ -15,7 +15,7 @@ class Failure:
     told:      in words that continue "Not yet, because …": explained where it happened, with the line
     signature: the same for two failures of one cause
     kind:      "raised"; "refused", what came back is no answer; "time" is up; "stopped", waiting in vain for other ranks;
-               "died", its process ended; "hangs", and could not be stopped
+               "returned", while another rank failed; "died", its process ended; "hangs", and could not be stopped
     case:      in which case, if the work said so: "at step 2"
     """
 

@@ -22,22 +22,20 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
-from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, signature, where, within
+from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, short, signature, where, within
 from amp_course.checking.sandbox import sandbox
-from amp_course.distributed.ranks.collective import Collective, CollectiveWatch
+from amp_course.distributed.ranks.collective import Collective, CollectiveWatch, Stopped
 from amp_course.distributed.ranks.report import Failure, Report
 
 _LAST_RESORT = 20.0  # seconds past the limit, after which the process ends whatever it is doing
 _PARENT = 0.5  # seconds between two looks for the parent
 _JOINING = datetime.timedelta(seconds=60)
+JOINED = pickle.dumps("joined")
 _PRINTED = 20_000  # characters that are sent back
-
-
-class Stopped(BaseException):
-    """The collective that this rank waits for cannot happen any more; the message says why. No `except Exception` catches it."""
 
 
 class Rank:
@@ -67,7 +65,7 @@ class Rank:
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()
                 self.join()
-                self.connection.send("joined")
+                self.connection.send_bytes(JOINED)
                 continue
             if isinstance(message, str):  # the word for a collective that the work has left meanwhile
                 continue
@@ -77,16 +75,16 @@ class Rank:
             faulthandler.dump_traceback_later(seconds + _LAST_RESORT, exit=True, file=2)
             report = self.run(work, seconds)
             faulthandler.cancel_dump_traceback_later()
-            self.connection.send(report)
+            self.connection.send_bytes(_sendable(report))
 
     def ask(self, collective: Collective) -> None:
         """Wait for the word that all ranks call this collective. Raises Stopped if they never will."""
-        self.connection.send(collective)
+        self.connection.send_bytes(pickle.dumps(collective))
         if collective.kind == "send":
             return
         answer = self.connection.recv()
         if answer != "go":
-            self.stopped = Stopped(answer)
+            self.stopped = Stopped(answer, collective)
             raise self.stopped
 
     def run(self, work: bytes, seconds: float) -> Report:
@@ -115,6 +113,16 @@ class Rank:
         return []
 
 
+def _sendable(report: Report) -> bytes:
+    """Pickle a report, what the work defined by value; not by `connection.send`, which shares the memory of tensors."""
+    try:
+        return bytes(cloudpickle.dumps(report))
+    except Exception as error:
+        what = f"{type(error).__name__}: {short(str(error))}"
+        told = f"your code returned something that cannot be sent back from its process ({what})"
+        return bytes(cloudpickle.dumps(replace(report, value=None, failure=Failure(told, told, "refused"))))
+
+
 def _call(work: bytes) -> Any:
     function, arguments = pickle.loads(work)
     return function(*arguments)
@@ -122,7 +130,9 @@ def _call(work: bytes) -> Any:
 
 def _failure(error: BaseException, seconds: float) -> Failure:
     if isinstance(error, Stopped):
-        return Failure(f"your code waits for ever{where(error)}: {error}", str(error), "stopped")
+        if error.collective.kind == "returned":
+            return Failure(f"your code ended in vain: {error}", str(error), "returned", error.case)
+        return Failure(f"your code waits for ever{where(error)}: {error}", str(error), "stopped", error.case)
     if isinstance(error, TimeUp):
         told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
         return Failure(told, "time", "time")
@@ -159,7 +169,7 @@ def main() -> None:
     load_lazy_modules()
     here = Rank(rank, size, connection, store)
     here.join()
-    connection.send("joined")
+    connection.send_bytes(JOINED)
     here.serve()
 
 

@@ -1,0 +1,172 @@
+"""Exercise 3 of chapter 10: step on all ranks or on none."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from amp_course.checking import Exercise, Mistake, Turn, read_bool
+from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+
+agreed_step = Exercise(
+    chapter="distributed", name="agreed_step", number=3, title="Step together or not at all", difficulty=3, importance=5,
+    minutes=12, lines=8,
+    task="Write `agreed_step(optimizer, scale)` for weights that are sharded: every rank holds others, and the gradients in "
+    "`.grad` are this rank's own, `scale` times too large. Divide them by `scale`, then step; but if a gradient on **any** rank "
+    "holds an inf or a NaN, no rank may step. Return whether the step was taken, a bool that is the same on all ranks. A "
+    "parameter may have no gradient, and on some rank perhaps none has one.",
+    hints=(
+        "Each rank can tell whether its own gradients are finite. To decide, it has to know about the others, before anybody "
+        "steps.",
+        "Put 1.0 into a tensor if this rank found an inf or a NaN, else 0.0, and call `dist.all_reduce` on it, on every rank, "
+        "with `op=dist.ReduceOp.MAX`.",
+        "`found = torch.tensor(float(any(not g.isfinite().all() for g in grads)))`, `dist.all_reduce(found, "
+        "op=dist.ReduceOp.MAX)`; step if `found` is 0, and return that.",
+    ),
+    why="Where gradients are sharded, no rank sees the inf of another. Without a word between them one steps and one skips, and "
+    "from then on their weights do not belong together.",
+    alternative="`dist.ReduceOp.SUM` and `found == 0`: the sum of several flags is more than 1, so compare with 0.",
+)  # fmt: skip
+
+
+def right(optimizer: Optimizer, scale: float) -> bool:
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for grad in grads:
+        grad.div_(scale)
+    found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    if found == 0:
+        optimizer.step()
+    return found.item() == 0
+
+
+# What the gradients of rank 0 and of rank 1 hold
+FINE, INF, NEGATIVE, NAN, NONE, ONE_NONE = "finite", "inf", "-inf", "nan", "no gradient", "one gradient missing"
+CASES = (
+    (FINE, FINE), (INF, FINE), (FINE, INF), (FINE, NAN), (INF, INF), (NONE, FINE), (NONE, INF), (FINE, NONE), (INF, NONE),
+    (ONE_NONE, FINE), (NEGATIVE, ONE_NONE), (NAN, NAN), (FINE, NEGATIVE), (FINE, FINE),
+)  # fmt: skip
+TOLD = {
+    FINE: "finite gradients", INF: "an inf", NEGATIVE: "a -inf", NAN: "a NaN", NONE: "no gradients",
+    ONE_NONE: "one parameter without a gradient",
+}  # fmt: skip
+
+
+def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
+    """Let the answer step this rank's part of the weights, case after case; return its turns."""
+    rank, turns = dist.get_rank(), []
+    generator = torch.Generator().manual_seed(seed + rank)
+    for step, case in enumerate(CASES, 1):
+        shard = [nn.Parameter(torch.ones(3 + rank)), nn.Parameter(torch.zeros(2, 2 - rank))]
+        groups: list[dict[str, Any]] = [{"params": shard[:1]}, {"params": shard[1:], "lr": 0.25}]
+        optimizer = SGD(groups, lr=0.5)
+        scale = 2.0 ** (8 + step % 3)
+        for place, weight in enumerate(shard):
+            if case[rank] != NONE and (case[rank] != ONE_NONE or place != step % 2):
+                weight.grad = torch.randn(weight.shape, generator=generator) * scale
+        if case[rank] in (INF, NEGATIVE, NAN):
+            bad = shard[step % 2].grad
+            assert bad is not None
+            bad.view(-1)[-1] = float(case[rank])
+        told = f"with {TOLD[case[0]]} on rank 0 and {TOLD[case[1]]} on rank 1"
+        stepped = read_bool(call_on_rank(answer, told, optimizer, scale), f"on rank {rank}, {told}")
+        facets = {"the parameter": [weight.detach().clone() for weight in shard], "the return value": stepped}
+        turns.append(Turn(told, facets, clues={"returned": stepped}))
+    return turns
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Finite gradients, inf and NaN on either rank or both, a rank without gradients."""
+    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+
+
+def _reduces_only_if_found(optimizer: Optimizer, scale: float) -> bool:
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for grad in grads:
+        grad.div_(scale)
+    found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))
+    if found:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return False
+    optimizer.step()
+    return True
+
+
+def _leaves_early_without_gradients(optimizer: Optimizer, scale: float) -> bool:
+    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        return False
+    return right(optimizer, scale)
+
+
+def _first_group_alone(optimizer: Optimizer, scale: float) -> bool:
+    grads = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+    for grad in grads:
+        grad.div_(scale)
+    found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    if found == 0:
+        optimizer.step()
+    return found.item() == 0
+
+
+REDUCE = "dist.all_reduce(found, op=dist.ReduceOp.MAX)"
+DIVIDE = "grad.div_(scale)"
+FOUND = "found = torch.tensor(float(any(not grad.isfinite().all() for grad in grads)))"
+AGREE = "`dist.all_reduce(found, op=dist.ReduceOp.MAX)` tells every rank"
+
+agreed_step.judge_by(
+    right=right, play=play, tolerance=1e-5, mistakes=[
+        Mistake("no agreement", breaks="if a gradient on **any** rank", edits={REDUCE: "pass"},
+                told=f"each rank decides on its own gradients, so one steps and one skips. Before anybody steps, {AGREE}"),
+        Mistake("adds up and compares with 1", edits={
+                    REDUCE: "dist.all_reduce(found)", "if found == 0:": "if found != 1:",
+                    "return found.item() == 0": "return found.item() != 1"},
+                told="the flags are added up and the sum is compared with 1. If both ranks found an inf it is 2: reduce with "
+                "MAX, or compare with 0"),
+        Mistake("reduces after the step", breaks="no rank may step", edits={
+                    REDUCE: "if found == 0:\n    optimizer.step()", "if found == 0:": "if True:",
+                    "optimizer.step()": "dist.all_reduce(found, op=dist.ReduceOp.MAX)"},
+                told="the ranks agree only after the step, which each of them has decided alone by then: reduce `found` first, "
+                "then decide"),
+        Mistake("only rank 0 knows", edits={REDUCE: "dist.reduce(found, dst=0, op=dist.ReduceOp.MAX)"},
+                told=f"`dist.reduce` tells rank 0 alone, and the others decide by what they found themselves: {AGREE}"),
+        Mistake("rank 0 decides", edits={REDUCE: "dist.broadcast(found, src=0)"},
+                told=f"rank 0 decides for all by its own gradients, and the inf of another rank goes into the weights: {AGREE}"),
+        Mistake("skips only if all found one", edits={REDUCE: "dist.all_reduce(found, op=dist.ReduceOp.MIN)"},
+                told="with MIN, all ranks must have found an inf before one skips: a single one is enough, so take MAX"),
+        Mistake("reduces only where an inf was found", answer=_reduces_only_if_found,
+                told="only a rank that found an inf calls the all-reduce, and waits there for ever: every rank has to call it, "
+                "each time"),
+        Mistake("a rank without gradients leaves", breaks="on some rank perhaps none has one",
+                answer=_leaves_early_without_gradients,
+                told="a rank without gradients returns before the all-reduce, and the other waits there for ever: it has to "
+                "take part, with the flag 0"),
+        Mistake("looks only for NaN", breaks="holds an inf or a NaN",
+                edits={FOUND: "found = torch.tensor(float(any(grad.isnan().any() for grad in grads)))"},
+                told="an inf goes unseen: `isfinite()` is false for inf and for NaN"),
+        Mistake("looks only for inf",
+                edits={FOUND: "found = torch.tensor(float(any(grad.isinf().any() for grad in grads)))"},
+                told="a NaN goes unseen: `isfinite()` is false for inf and for NaN"),
+        Mistake("does not unscale", breaks="Divide them by `scale`", edits={DIVIDE: "pass"},
+                told="the gradients are still `scale` times too large when the optimizer takes its step"),
+        Mistake("multiplies by the scale", edits={DIVIDE: "grad.mul_(scale)"},
+                told="the gradients are multiplied by `scale`, which they already are: divide them by it"),
+        Mistake("the first group alone", answer=_first_group_alone,
+                told="only the first of the optimizer's parameter groups is looked at: go through all of "
+                "`optimizer.param_groups`"),
+        Mistake("returns whether it was skipped", breaks="Return whether the step was taken",
+                edits={"return found.item() == 0": "return found.item() != 0"},
+                told="this returns True for a step that was skipped: return True if it was taken"),
+        Mistake("averages the gradients", edits={DIVIDE: "grad.div_(scale); dist.all_reduce(grad)"},
+                told="the gradients themselves are reduced. They belong to different weights on each rank, so they have nothing "
+                "to do with each other (here their shapes even differ): only the flag travels"),
+        Mistake("returns what this rank found", breaks="the same on all ranks", edits={
+                    FOUND: FOUND + "\nmine = found.item()", "return found.item() == 0": "return mine == 0"},
+                told="the step is right, but the return value is what this rank found, so the ranks return different ones: "
+                "return what they agreed on"),
+    ],
+)  # fmt: skip

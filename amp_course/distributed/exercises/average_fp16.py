@@ -1,0 +1,167 @@
+"""Exercise 5 of chapter 10: average gradients over ranks in fp16, with nothing lost to its range."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
+
+average_fp16 = Exercise(
+    chapter="distributed", name="average_fp16", number=5, title="Half the bytes, the same mean", difficulty=4, importance=4,
+    minutes=20, lines=8,
+    task="Write `average_fp16(gradient, group)`: return the mean of an fp32 tensor over the ranks of a process group, in fp32, "
+    "but let it travel in **fp16**; a few extra numbers may travel in any dtype. The largest element may lie anywhere "
+    "from 1e-30 to 1e30, on one rank or on all: to within 0.2 % of the largest, nothing may be lost, overflow or become NaN. "
+    "Gradients of 0 stay 0. If some rank has an inf or a NaN, so must the result, on all ranks.",
+    hints=(
+        "A sum over N ranks can be N times as large as its largest term. By which factor can you multiply before the cast, so "
+        "that the sum still fits and the small elements are lifted as far as possible?",
+        "All ranks need the same factor, so they have to agree on the largest element first: one number, reduced with MAX.",
+        "`largest = gradient.abs().max()`, all-reduced with MAX; `factor = 2.0**14 / largest / ranks`; cast `gradient * factor` "
+        "to fp16, all-reduce it, go back to fp32, and divide by `factor` and by `ranks`. What if `largest` is 0?",
+    ),
+    why="A sum in fp16 overflows over many ranks, and dividing first loses the small terms: a common scale avoids both.",
+    alternative="gather the fp16 tensors with `dist.all_gather` and add up in fp32: each rank can then have a scale of its own, "
+    "but more bytes travel over many ranks.",
+)  # fmt: skip
+
+
+def right(gradient: Tensor, group: Any) -> Tensor:
+    ranks = dist.get_world_size(group)
+    largest = gradient.abs().max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    if largest == 0:
+        return torch.zeros_like(gradient)
+    factor = 2.0**14 / largest / ranks
+    short = (gradient * factor).half()
+    dist.all_reduce(short, group=group)
+    return short.float() / factor / ranks
+
+
+# The largest element on rank 0 and on rank 1, and the case in words
+SIZES = (
+    (0.5, 0.25, "for gradients of ordinary size"),
+    (6e4, 6e4, "for elements up to 60,000 on both ranks, whose sum lies beyond fp16"),
+    (1e9, 3e8, "for elements up to 1e9, far beyond fp16"),
+    (1e-7, 6e-8, "for elements up to 1e-7, where fp16 ends"),
+    (1e-12, 1e-12, "for elements up to 1e-12, far below fp16"),
+    (1e30, 1e29, "for elements up to 1e30"),
+    (1e-29, 1e-30, "for elements up to 1e-29"),
+    (1e4, 1e-9, "for elements up to 10,000 on rank 0 and 1e-9 on rank 1"),
+    (0.0, 0.0, "for gradients of 0"),
+    (0.0, 3.0, "for gradients of 0 on rank 0"),
+)
+BAD = (float("inf"), float("-inf"), float("nan"))
+ELEMENTS = 48
+
+
+def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
+    """Let the answer average each case over both ranks, and some over a group of one rank; return the turns."""
+    rank, turns = dist.get_rank(), []
+    generator = torch.Generator().manual_seed(seed + rank)
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
+
+    def drawn(size: float) -> Tensor:
+        gradient = torch.rand(6, ELEMENTS // 6, generator=generator) * 2 - 1
+        gradient[0, :2], gradient[0, 2] = 1.0, -1.0  # the largest ones meet the other rank's
+        return gradient * size
+
+    def average(case: str, gradient: Tensor, group: Any) -> tuple[Tensor, str]:
+        before = len(collectives_so_far())
+        got = read_tensor(call_on_rank(answer, case, gradient, group), f"on rank {rank}, {case}", shape=(6, ELEMENTS // 6))
+        sent = {one.dtype for one in collectives_so_far()[before:] if one.elements >= ELEMENTS}
+        return got, " and ".join(sorted(sent)) or "nothing"
+
+    for *sizes, case in SIZES:
+        got, sent = average(case, drawn(sizes[rank]), dist.group.WORLD)
+        turns.append(Turn(case, {"the mean": got, "what the gradient travels in": sent}, clues={"sent": sent}))
+    for size in (2.0, 5e4):
+        case = f"for a group of one rank, with elements up to {size:,g}"
+        turns.append(Turn(case, {"the mean": average(case, drawn(size), alone)[0]}))
+    for bad in BAD:
+        for place in (0, 1):
+            case = f"for gradients with {'an' if bad == BAD[0] else 'a'} {bad} on rank {place}"
+            gradient = drawn(1.0)
+            if place == rank:
+                gradient[3, 4] = bad
+            got, _ = average(case, gradient, dist.group.WORLD)
+            turns.append(Turn(case, {"whether all of the result is finite": bool(got.isfinite().all())}))
+    return turns
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Gradients of all sizes, equal and unequal ones, zeros, a group of one rank, inf and NaN."""
+    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+
+
+def _by_a_fixed_scale(scale: float) -> Callable[..., Tensor]:
+    def average(gradient: Tensor, group: Any) -> Tensor:
+        ranks = dist.get_world_size(group)
+        short = (gradient * scale / ranks).half()
+        dist.all_reduce(short, group=group)
+        return short.float() / scale
+
+    return average
+
+
+def _sum_first(gradient: Tensor, group: Any) -> Tensor:
+    short = gradient.half()
+    dist.all_reduce(short, group=group)
+    return short.float() / dist.get_world_size(group)
+
+
+LARGEST = "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)"
+ZERO = "if largest == 0:\n    return torch.zeros_like(gradient)"
+FACTOR = "factor = 2.0**14 / largest / ranks"
+SHORT = "short = (gradient * factor).half()"
+REDUCE = "dist.all_reduce(short, group=group)"
+BACK = "return short.float() / factor / ranks"
+RANKS = "ranks = dist.get_world_size(group)"
+
+average_fp16.judge_by(
+    right=right, play=play, tolerance=2e-3, mistakes=[
+        Mistake("adds up, then divides", breaks="overflow", answer=_sum_first,
+                told="the gradients are cast as they are and added up in fp16: the sum overflows beyond 65,504, and what is "
+                "below fp16's smallest number is lost. Scale them first"),
+        Mistake("divides before the cast", breaks="nothing may be lost", answer=_by_a_fixed_scale(1.0),
+                told="dividing by the number of ranks before the cast protects the sum from overflow, but not the terms: small "
+                "ones are lost, large ones are still inf. Scale by the largest element"),
+        Mistake("a fixed scale", answer=_by_a_fixed_scale(2.0**10),
+                told="a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute the factor from "
+                "the largest element"),
+        Mistake("each rank its own factor", breaks="on one rank or on all", edits={LARGEST: "pass"},
+                told="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
+                "largest with MAX first"),
+        Mistake("no room for the sum", edits={FACTOR: "factor = 2.0**15.9 / largest"},
+                told="the factor brings the largest element to just below 65,504, so the sum of two such overflows: divide the "
+                "factor by the number of ranks"),
+        Mistake("travels in fp32", breaks="let it travel in **fp16**", edits={SHORT: "short = gradient * factor"},
+                told="the gradient travels in fp32, with 4 bytes per element: cast it to fp16 before the collective"),
+        Mistake("travels in bf16", edits={SHORT: "short = (gradient * factor).bfloat16()"},
+                told="the gradient travels in bf16, which keeps only 8 bits of each element: the errors are 8 times those of "
+                "fp16"),
+        Mistake("forgets the mean", breaks="return the mean", edits={BACK: "return short.float() / factor"},
+                told="this is the sum over the ranks: divide by their number"),
+        Mistake("forgets the factor", edits={BACK: "return short.float() / ranks"},
+                told="the result is still multiplied by the factor: divide by it, in fp32"),
+        Mistake("divides in fp16", edits={BACK: "return (short / factor / ranks).float()"},
+                told="the factor is taken out while the sum is still in fp16, so what was saved is lost there: call `.float()` "
+                "first"),
+        Mistake("NaN for zeros", breaks="Gradients of 0 stay 0", edits={"if largest == 0:": "if False:"},
+                told="where all gradients are 0, the factor is 1/0 = inf, and 0 · inf is NaN: treat that case on its own"),
+        Mistake("hides inf and NaN", breaks="If some rank has an inf or a NaN, so must the result", edits={
+                    BACK: "return (short.float() / factor / ranks).nan_to_num(0.0, 0.0, 0.0)"},
+                told="inf and NaN come out as plain numbers, so that no scaler can skip the step: let them through"),
+        Mistake("counts two ranks", breaks="over the ranks of a process group", edits={RANKS: "ranks = 2"},
+                told="the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`"),
+        Mistake("ignores the group", edits={REDUCE: "dist.all_reduce(short)"},
+                told="the collective runs over all ranks and not over `group`: pass `group=group` to it"),
+        Mistake("returns fp16", breaks="in fp32", edits={BACK: "return (short.float() / factor / ranks).half()"},
+                told="the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""Exercise 4 of chapter 10: clip gradients by a norm of which every rank holds a part."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, read_number
+from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+
+clip_sharded = Exercise(
+    chapter="distributed", name="clip_sharded", number=4, title="Clip a norm in pieces", difficulty=3, importance=4, minutes=12,
+    lines=7,
+    task="Write `clip_sharded(grads, max_norm)`: `grads` is a list of tensors, this rank's part of all gradients (it may be "
+    "empty). Return the 2-norm of the gradients of all ranks together, as a float. If it is above `max_norm`, multiply each "
+    "tensor in place by `max_norm` / norm; below, change nothing. The gradients may be fp16, whose squares overflow: compute the "
+    "norm in fp32.",
+    hints=(
+        "The square of the whole norm is the sum of all squares. Which number does each rank have to give to the others?",
+        "Each rank adds up the squares of its own elements, in fp32. `dist.all_reduce` adds these sums, and the square root "
+        "comes last.",
+        "`total = torch.zeros(())`, for each tensor `total += g.float().square().sum()`, then `dist.all_reduce(total)`; "
+        "`norm = total.sqrt().item()`.",
+    ),
+    why="A rank that clips by its own norm scales its shard by its own factor: that changes the direction of the step, which "
+    "clipping must not.",
+    alternative="with DTensor gradients (FSDP2), `nn.utils.clip_grad_norm_` does this for you, and returns a DTensor whose "
+    "`full_tensor()` is the norm.",
+)  # fmt: skip
+
+
+def right(grads: list[Tensor], max_norm: float) -> float:
+    total = torch.zeros(())
+    for grad in grads:
+        total += grad.float().square().sum()
+    dist.all_reduce(total)
+    norm = total.sqrt().item()
+    if norm > max_norm:
+        for grad in grads:
+            grad.mul_(max_norm / norm)
+    return norm
+
+
+def _scene(rank: int, seed: int) -> list[tuple[str, list[Tensor], float]]:
+    """Return (case, this rank's gradients, max_norm) for each case."""
+    generator = torch.Generator().manual_seed(2 * seed + rank)
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=generator).clamp(-3, 3) * size).to(dtype)
+
+    other = [drawn(5, 3), drawn(4)]
+    return [
+        ("for norms of 3 and 4 on the two ranks", [torch.tensor([3.0 + rank])], 1.0),
+        ("with a norm below max_norm", [drawn(2, 3, size=0.1), drawn(3, size=0.1)], 4.0),
+        ("with a norm above max_norm", [drawn(4, 2 + rank), drawn(6, size=2.0)], 0.5),
+        ("with a norm above max_norm only over both ranks", [torch.tensor([[1.5, -2.0 * rank], [0.0, 2.0]])], 3.0),
+        ("with fp16 gradients", [drawn(40, dtype=torch.float16, size=4e2), drawn(8, dtype=torch.float16, size=9e2)], 10.0),
+        ("with small fp16 gradients", [drawn(16, dtype=torch.float16, size=2.0**-14)], 2.0**-14),
+        ("with no gradients on rank 0", other if rank else [], 1.0),
+        ("with no gradients on rank 1", [] if rank else other, 1.0),
+        ("with gradients of 0", [torch.zeros(3)], 1.0),
+    ]
+
+
+def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
+    """Let the answer clip this rank's part, case after case; return its turns."""
+    turns = []
+    for case, grads, max_norm in _scene(dist.get_rank(), seed):
+        own = sum((grad.double().square().sum().item() for grad in grads), 0.0) ** 0.5
+        norm = read_number(call_on_rank(answer, case, grads, max_norm), f"on rank {dist.get_rank()}, {case}")
+        facts = {"own": f"{own:.4g}", "max_norm": f"{max_norm:g}"}
+        turns.append(Turn(case, {"the norm": norm, "the clipped gradient": [grad.clone() for grad in grads]}, facts))
+    return turns
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Norms below and above the limit, fp16 gradients, a rank with nothing, zeros."""
+    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+
+
+def _norm_of_norms(grads: list[Tensor]) -> Tensor:
+    return torch.tensor(sum((grad.float().square().sum().item() for grad in grads), 0.0)).sqrt()
+
+
+def _each_tensor_by_its_own(grads: list[Tensor], max_norm: float) -> float:
+    norm = right(grads, float("inf"))
+    for grad in grads:
+        grad.mul_(min(1.0, max_norm / max(grad.float().norm().item(), 1e-30)))
+    return norm
+
+
+def _own_norm_for_clipping(grads: list[Tensor], max_norm: float) -> float:
+    own = _norm_of_norms(grads).item()
+    norm = right(grads, float("inf"))
+    for grad in grads:
+        grad.mul_(min(1.0, max_norm / own))
+    return norm
+
+
+def _leaves_if_empty(grads: list[Tensor], max_norm: float) -> float:
+    return right(grads, max_norm) if grads else 0.0
+
+
+SQUARES = "total += grad.float().square().sum()"
+REDUCE = "dist.all_reduce(total)"
+NORM = "norm = total.sqrt().item()"
+CLIP = "grad.mul_(max_norm / norm)"
+ADD_SQUARES = "squares can be added up over the ranks, norms cannot"
+
+clip_sharded.judge_by(
+    right=right, play=play, tolerance=2e-3, mistakes=[
+        Mistake("the local norm", breaks="the gradients of all ranks together", edits={REDUCE: "pass"},
+                told="this is the norm of this rank's gradients alone, {own}: add up the squares over all ranks, by "
+                "`dist.all_reduce`, before the root"),
+        Mistake("the sum of the norms", edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
+                told=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
+        Mistake("the largest norm", edits={REDUCE: "dist.all_reduce(total, op=dist.ReduceOp.MAX)"},
+                told="this is the larger one of the ranks' norms: the squares of all ranks add up"),
+        Mistake("the mean of the norms", edits={
+                    NORM: "norm = total.item() / dist.get_world_size()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
+                told=f"this is the mean of the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce, and divide by "
+                "nothing"),
+        Mistake("the mean of the squares", edits={NORM: "norm = (total / dist.get_world_size()).sqrt().item()"},
+                told="the sum of squares is divided by the number of ranks. The ranks hold different gradients, not copies: "
+                "their squares add up"),
+        Mistake("the square of the norm", edits={NORM: "norm = total.item()"},
+                told="this is the sum of the squares: the norm is its square root"),
+        Mistake("squares in fp16", breaks="compute the norm in fp32",
+                edits={SQUARES: "total += grad.square().sum()"},
+                told="the squares are computed in the gradients' own dtype: in fp16, 256² is inf already, and 2^-13 squared is "
+                "0. Call `.float()` first"),
+        Mistake("always scales", breaks="below, change nothing", edits={"if norm > max_norm:": "if norm > 0:"},
+                told="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above"),
+        Mistake("never scales", breaks="in place", edits={CLIP: "pass"},
+                told="the norm is right, but the tensors in the list are unchanged: multiply each in place, by `grad.mul_(…)`"),
+        Mistake("clips by its own norm", answer=_own_norm_for_clipping,
+                told="the norm returned is right, but this rank clips by its own norm, {own}: all ranks have to use one factor"),
+        Mistake("clips each tensor", answer=_each_tensor_by_its_own,
+                told="each tensor is clipped by its own norm, which changes the direction of the step: one factor for all"),
+        Mistake("clamps the elements", edits={CLIP: "grad.clamp_(-max_norm, max_norm)"},
+                told="the elements are clamped one by one, which changes the direction of the step: multiply all of them by one "
+                "factor, `max_norm / norm`"),
+        Mistake("a rank with nothing leaves", breaks="it may be empty", answer=_leaves_if_empty,
+                told="a rank without gradients returns before the all-reduce, and the other waits there for ever: it has to "
+                "take part, with a sum of 0"),
+        Mistake("returns the norm after clipping", edits={"return norm": "return min(norm, max_norm)"},
+                told="this is the norm after clipping: return the one before, as `clip_grad_norm_` does, for the log"),
+    ],
+)  # fmt: skip

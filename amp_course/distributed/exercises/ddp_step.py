@@ -1,0 +1,174 @@
+"""Exercise 2 of chapter 10: one optimizer step of DDP, from several micro-batches."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
+
+ddp_step = Exercise(
+    chapter="distributed", name="ddp_step", number=2, title="Accumulate, then talk once", difficulty=3, importance=5, minutes=15,
+    lines=14,
+    task="Write `ddp_step(model, batches, loss_fn, optimizer, scaler, max_norm)`: one optimizer step from a list of (inputs, "
+    "targets), all of the same size; each rank has its own. `model` is wrapped in DDP. Run the forward passes under fp16 "
+    "autocast and use the scaler. The step takes the mean gradient over all micro-batches of all ranks, clipped to `max_norm`, "
+    "and leaves no gradients for the next. DDP may all-reduce the gradients **once**, with the last micro-batch.",
+    hints=(
+        "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What is left for you to divide by?",
+        "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the forward pass too: that is where DDP "
+        "gets ready to reduce.",
+        "`last = number == len(batches) - 1`, `with contextlib.nullcontext() if last else model.no_sync():` around forward and "
+        "`scaler.scale(loss / len(batches)).backward()`. Then, once: unscale, clip, step, update, zero_grad.",
+    ),
+    why="With k micro-batches, the gradients travel once and not k times, and the result is the same.",
+    alternative="a `contextlib.ExitStack()` that enters `model.no_sync()` for all but the last; or "
+    "`model.require_backward_grad_sync = last`, which is what `no_sync` sets.",
+)  # fmt: skip
+
+
+def right(
+    model: Any, batches: list[Any], loss_fn: Any, optimizer: torch.optim.Optimizer, scaler: Any, max_norm: float
+) -> None:
+    for number, (inputs, targets) in enumerate(batches, 1):
+        with contextlib.nullcontext() if number == len(batches) else model.no_sync():
+            with torch.autocast(inputs.device.type, dtype=torch.float16):
+                loss = loss_fn(model(inputs), targets)
+            scaler.scale(loss / len(batches)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+# How many micro-batches, max_norm, the rank and the micro-batch that overflow, and the case in words
+STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
+    (3, 100.0, None, "in a step of 3 micro-batches"),
+    (4, 100.0, (1, 2), "in a step of 4 micro-batches, of which the third overflows on rank 1"),
+    (2, 100.0, None, "in a step of 2 micro-batches"),
+    (1, 100.0, None, "in a step of one micro-batch"),
+    (3, 0.02, None, "in a step of 3 micro-batches, with `max_norm` 0.02"),
+)
+
+
+def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
+    """Let the answer take the steps with this rank's batches; return its turns."""
+    generator = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # no kink, where answers that round differently could part
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / 2)
+    model, dtypes, wrapped = DistributedDataParallel(net), list[torch.dtype](), list[bool]()
+    model.register_forward_pre_hook(lambda *_: wrapped.append(True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
+    used: list[Tensor] = []
+    optimizer.register_step_pre_hook(lambda *_: used.append(_gradient(net)))
+    generator.manual_seed(2 * seed + 1 + dist.get_rank())
+
+    def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
+        dtypes.append(output.dtype)
+        return nn.functional.cross_entropy(output.float(), targets)
+
+    turns = []
+    for count, max_norm, overflow, case in STEPS:
+        batches = [(torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(count)]
+        if overflow and overflow[0] == dist.get_rank():
+            batches[overflow[1]][0][0] = 1e6
+        for record in (used, dtypes, wrapped):
+            record.clear()
+        before = len(collectives_so_far())
+        call_on_rank(answer, case, model, batches, loss_fn, optimizer, scaler, max_norm)
+        reduced = sum(one.elements for one in collectives_so_far()[before:] if one.name == "all_reduce")
+        trips = reduced // _gradient(net).numel()  # in one bucket or in several
+        facets = {
+            "the number of forward passes": len(dtypes),
+            "the dtype of the model's output": dtypes[0] if dtypes else None,
+            "the gradient at the step": [*used],
+            "the weights after the step": torch.cat([weight.detach().flatten() for weight in net.parameters()]),
+            "the loss scale after the step": scaler.get_scale(),
+            "the gradient left after the step": _gradient(net),
+            "how often the gradients were all-reduced": trips,
+        }
+        clues = {"gradients": [*used], "trips": trips, "forward passes through DDP": len(wrapped)}
+        turns.append(Turn(case, facets, {"count": count, "trips": trips}, clues))
+    return turns
+
+
+def _gradient(net: nn.Module) -> Tensor:
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for p in net.parameters()])
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank, and one that is clipped."""
+    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+
+
+QUIET = "with contextlib.nullcontext() if number == len(batches) else model.no_sync():"
+REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
+FORWARD = "loss = loss_fn(model(inputs), targets)"
+SCALE, UNSCALE = "scaler.scale(loss / len(batches)).backward()", "scaler.unscale_(optimizer)"
+CLIP, STEP = "clip_grad_norm_(model.parameters(), max_norm)", "scaler.step(optimizer)"
+UPDATE, CLEAR = "scaler.update()", "optimizer.zero_grad()"
+AVERAGE = "for p in model.parameters():\n    p.grad /= dist.get_world_size()"
+AROUND_BACKWARD = (
+    "with contextlib.nullcontext() if number == len(batches) else model.no_sync():\n"
+    "    scaler.scale(loss / len(batches)).backward()"
+)
+
+ddp_step.judge_by(
+    right=right, play=play, tolerance=5e-3,
+    said={"how often the gradients were all-reduced":
+          "{case}, the gradients were all-reduced {got} times, and {want} is right: with the last micro-batch"},
+    mistakes=[
+        Mistake("syncs each micro-batch", breaks="DDP may all-reduce the gradients **once**", edits={QUIET: "if True:"},
+                told="DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times in this step: run "
+                "all but the last under `model.no_sync()`. The forward pass belongs under it too, for there DDP decides whether "
+                "it will all-reduce"),
+        Mistake("never syncs", breaks="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
+                told="every micro-batch runs under `model.no_sync()`, so the gradients are never all-reduced and each rank "
+                "trains a model of its own: leave the last one out"),
+        Mistake("syncs the first", edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
+                told="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
+                "the last"),
+        Mistake("unscales before the last", edits={
+                    SCALE: SCALE + "\nif number == max(1, len(batches) - 1):\n    scaler.unscale_(optimizer)", UNSCALE: "pass"},
+                told="`unscale_` runs before the last micro-batch, whose gradients are then added `scale` times too large: "
+                "unscale once, after the last backward pass"),
+        Mistake("divides by the world size twice", edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
+                told="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce takes "
+                "the mean: do not divide by the world size, neither the loss nor the gradients"),
+        Mistake("adds up the micro-batches", edits={SCALE: "scaler.scale(loss).backward()"},
+                told="the gradients of the micro-batches are added up: for their mean, divide each loss by the number of "
+                "micro-batches, {count}"),
+        Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
+                told="the gradients are clipped while they are still `scale` times too large: call "
+                "`scaler.unscale_(optimizer)` first"),
+        Mistake("does not clip", breaks="clipped to `max_norm`", edits={CLIP: "pass"}, told="the gradients are not clipped"),
+        Mistake("clips each micro-batch", edits={
+                    SCALE: SCALE + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"},
+                told="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
+        Mistake("leaves the gradients", breaks="leaves no gradients for the next", edits={CLEAR: "pass"},
+                told="the gradients are not cleared, so the next step adds to them: call `optimizer.zero_grad()`"),
+        Mistake("clears before every micro-batch", edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
+                told="the gradients are cleared before every micro-batch, so only the last one counts: clear them once per step"),
+        Mistake("no scaler", breaks="use the scaler", edits={
+                    SCALE: "(loss / len(batches)).backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
+                told="the scaler is not used: a gradient that overflows goes into the weights, and one that underflows is lost"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` is missing: after a step the scale is never adjusted, and the next `unscale_` fails"),
+        Mistake("no autocast", breaks="under fp16 autocast", edits={REGION: "if True:"},
+                told="the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, dtype=torch.float16)`"),
+        Mistake("the wrapped module", edits={FORWARD: "loss = loss_fn(model.module(inputs), targets)"},
+                told="the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: call `model` "
+                "itself"),
+    ],
+)  # fmt: skip

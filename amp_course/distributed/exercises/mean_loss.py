@@ -1,0 +1,121 @@
+"""Exercise 1 of chapter 10: the mean loss over ranks whose batches differ in size."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, read_number
+from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+
+mean_loss = Exercise(
+    chapter="distributed", name="mean_loss", number=1, title="One loss to log", difficulty=2, importance=4, minutes=8, lines=5,
+    task="Write `mean_loss(loss, samples)`, which every rank calls after its last batch. `loss` is the mean loss over this "
+    "rank's `samples` samples, a 0-d tensor in fp32 or fp16. Return the mean over the samples of all ranks, as a float, the same "
+    "on each. Ranks may have different numbers of samples; a rank with none has the loss NaN. Compute in fp32.",
+    hints=(
+        "Rank 0 has 3 samples with mean 1.0, rank 1 has one with 5.0. The mean over all four is 2.0, not 3.0: what do you have "
+        "to add up?",
+        "Add up two numbers over the ranks: the sum of the losses (mean times samples) and the count. On a rank without samples "
+        "the sum is 0, and NaN times 0 is still NaN.",
+        "`sums = torch.tensor([float(loss) * samples if samples else 0.0, float(samples)])`, then `dist.all_reduce(sums)`, and "
+        "return `sums[0] / sums[1]` as a float.",
+    ),
+    why="The last batch of an epoch is rarely of equal size everywhere, and a mean of means is then a number of no data set.",
+    alternative="`dist.all_gather_object(pairs, (float(loss), samples))` and plain Python: slower, and easy to read.",
+)  # fmt: skip
+
+
+def right(loss: Tensor, samples: int) -> float:
+    total = float(loss) * samples if samples else 0.0
+    sums = torch.tensor([total, float(samples)])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+# (loss, samples) of rank 0 and of rank 1
+CASES = (
+    ((1.0, 3), (5.0, 1)),
+    ((0.25, 64), (0.75, 64)),
+    ((2.5, 1), (0.5, 40_000)),  # 20,000 + 2.5: in fp16, the 2.5 would be lost
+    ((math.nan, 0), (1.5, 7)),
+    ((1.25, 12), (math.nan, 0)),
+    ((3.0, 40_000), (2.0, 30_000)),  # the sums lie beyond fp16
+)
+DTYPES = {torch.float32: "in fp32", torch.float16: "in fp16"}
+
+
+def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...]]) -> list[Turn]:
+    """Call the answer for each case, in both dtypes, with what this rank has; return its turns."""
+    turns = []
+    for case in cases:
+        for dtype, named in DTYPES.items():
+            told = " and ".join(f"{loss:g} over {n:,} sample{'' if n == 1 else 's'}" for loss, n in case)
+            told = f"for losses of {told}, {named}"
+            loss, samples = case[dist.get_rank()]
+            got = call_on_rank(answer, told, torch.tensor(loss, dtype=dtype), samples)
+            number = read_number(got, f"on rank {dist.get_rank()}, {told}")
+            turns.append(Turn(told, {"the mean loss": number}, {"total": f"{sum(n for _, n in case):,}"}))
+    return turns
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Equal and unequal numbers, a rank with none, sums beyond fp16, and drawn ones."""
+    drawn = [tuple((draw.randint(1, 40) / 8, draw.randint(1, 90)) for _ in range(2)) for _ in range(2)]
+    yield from turns_on_ranks(on_rank, answer, [*CASES, *drawn])
+
+
+def _mean_of_means(loss: Tensor, samples: int) -> float:
+    means = loss.float().clone()
+    dist.all_reduce(means)
+    return means.item() / dist.get_world_size()
+
+
+def _only_where_it_counts(loss: Tensor, samples: int) -> float:
+    sums = torch.tensor([float(loss) * samples, float(samples)])
+    if samples:
+        dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+WEIGH = "weigh each rank's mean by its samples: add up `loss * samples` and `samples` over the ranks, then divide"
+
+mean_loss.judge_by(
+    right=right, play=play, tolerance=1e-4, mistakes=[
+        Mistake("the mean of the means", breaks="Ranks may have different numbers of samples", answer=_mean_of_means,
+                told=f"this is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"),
+        Mistake("this rank's own", breaks="the mean over the samples of all ranks", answer=lambda loss, samples: loss.item(),
+                told="this is the loss of this rank alone, and each rank returns another one: `dist.all_reduce` adds up over "
+                "the ranks"),
+        Mistake("NaN of an empty rank", breaks="a rank with none has the loss NaN",
+                edits={"total = float(loss) * samples if samples else 0.0": "total = float(loss) * samples"},
+                told="one rank has no samples and the loss NaN, and NaN times 0 is NaN: let such a rank add 0"),
+        Mistake("an empty rank does not take part", breaks="which every rank calls", answer=_only_where_it_counts,
+                told="a rank without samples leaves out the all-reduce, and the other waits there for ever. Every rank has to "
+                "call it; one with no samples adds 0"),
+        Mistake("reduces to rank 0", breaks="the same on each", edits={"dist.all_reduce(sums)": "dist.reduce(sums, dst=0)"},
+                told="`dist.reduce` gives the sum to one rank alone, and the others keep a partial one: `dist.all_reduce` "
+                "gives it to all"),
+        Mistake("sums in the loss's dtype", breaks="Compute in fp32",
+                edits={"sums = torch.tensor([total, float(samples)])": "sums = torch.tensor([total, samples], dtype=loss.dtype)"},
+                told="the sums are in the dtype of the loss. In fp16 they are rounded to 11 bits, and beyond 65,504 they are "
+                "inf: add up in fp32"),
+        Mistake("the sum of the means", edits={
+                    "total = float(loss) * samples if samples else 0.0": "total = float(loss) if samples else 0.0",
+                    "return (sums[0] / sums[1]).item()": "return sums[0].item()"},
+                told=f"this is the sum of the ranks' means: {WEIGH}"),
+        Mistake("divides the means by all samples", edits={
+                    "total = float(loss) * samples if samples else 0.0": "total = float(loss) if samples else 0.0"},
+                told="`loss` is a mean already: the sum over this rank's samples is `loss * samples`, and that is what has to "
+                "be added up over the ranks"),
+        Mistake("divides by this rank's samples",
+                edits={"return (sums[0] / sums[1]).item()": "return (sums[0] / samples).item() if samples else math.nan"},
+                told="the sum over all ranks is divided by this rank's samples alone: divide by those of all ranks, {total}"),
+        Mistake("returns the sum", edits={"return (sums[0] / sums[1]).item()": "return sums[0].item()"},
+                told="this is the sum over all samples: divide by their number, {total}"),
+    ],
+)  # fmt: skip

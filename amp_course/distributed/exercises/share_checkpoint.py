@@ -1,0 +1,202 @@
+"""Exercise 6 of chapter 10: one rank writes the checkpoint, and every rank goes on from it."""
+
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.distributed.ranks import call_on_rank, each_question, turns_on_ranks
+
+share_checkpoint = Exercise(
+    chapter="distributed", name="share_checkpoint", number=6, title="Save once, resume everywhere", difficulty=3, importance=5,
+    minutes=12, lines=10,
+    task="Write `share_checkpoint(path, model, optimizer, scaler)`, which every rank calls. Rank 0 has trained, the others have "
+    "just started. Rank 0, and no other rank, writes the states of model, optimizer and scaler to `path`, a file on a disk that "
+    "all share; then all ranks go on from there, with the same weights, momentum, scale and growth tracker. `path` may hold an "
+    "older checkpoint.",
+    hints=(
+        "Which rank may write, and how do the others learn that the file is complete? They may be faster than the disk.",
+        "`dist.barrier()` returns on no rank before all have called it. It belongs between writing and reading, and outside of "
+        "the `if` for rank 0.",
+        "`if dist.get_rank() == 0:` save a dict of the three `state_dict()`s; `dist.barrier()`; then `torch.load(path)` and "
+        "three times `load_state_dict`, on every rank.",
+    ),
+    why="A scaler that starts over on one rank skips at other steps than the rest, and a file that is read too early is an old "
+    "one, or half of one.",
+    alternative="write to a temporary name and `os.replace` it, so that a crash leaves the old file whole. With sharded models, "
+    "`torch.distributed.checkpoint` lets every rank write its own part.",
+)  # fmt: skip
+
+
+def right(path: str, model: nn.Module, optimizer: Optimizer, scaler: Any) -> None:
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    if dist.get_rank() == 0:
+        torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+    dist.barrier()
+    saved = torch.load(path)
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+
+
+class _Disk:
+    """Watches who writes into a folder, and lets rank 0 write only once the others cannot come before it any more.
+
+    On a fast disk, a rank that reads too early would often be lucky. So writing waits here until the other rank asks for its next
+    collective, which rank 0 has not called yet, or has returned: the verdict depends on no race.
+    """
+
+    _hooked = False
+    current: "_Disk | None" = None
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.wrote, self.asked = folder, False, 0
+        self.progress = Path(folder, "progress")
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch the calls in the body."""
+        if not _Disk._hooked:  # a hook cannot be taken away
+            sys.addaudithook(_Disk._hook)
+            _Disk._hooked = True
+        writers: Any = torch.serialization  # `torch.save`, however it is spelt, makes its writer by a name in there
+        self._save, writers._open_zipfile_writer = writers._open_zipfile_writer, self._saving
+        _Disk.current = self
+        try:
+            with each_question(self._asks):
+                yield
+        finally:
+            self._asks()
+            writers._open_zipfile_writer, _Disk.current = self._save, None
+
+    @staticmethod
+    def _hook(event: str, args: tuple[Any, ...]) -> None:
+        disk, mode = _Disk.current, args[1] if event == "open" else None
+        if disk is not None and isinstance(mode, str) and set(mode) & set("wxa+"):
+            disk._writes(args[0])
+
+    def _saving(self, file: Any) -> Any:
+        self._writes(file)
+        return self._save(file)
+
+    def _writes(self, file: Any) -> None:
+        if not isinstance(file, (str, os.PathLike)) or not os.path.abspath(file).startswith(self.folder):
+            return
+        if not self.wrote and dist.get_rank() == 0:
+            until = time.monotonic() + 1.0  # for one that asks the disk again and again
+            while self._others() <= self.asked and time.monotonic() < until:
+                time.sleep(0.001)
+        self.wrote = True
+
+    def _asks(self) -> None:
+        self.asked += 1
+        if dist.get_rank() == 1:
+            descriptor = os.open(self.progress, os.O_WRONLY | os.O_CREAT)  # not `open`, which is watched
+            os.write(descriptor, b"." * self.asked)
+            os.close(descriptor)
+
+    def _others(self) -> int:
+        return self.progress.stat().st_size if self.progress.exists() else 0
+
+
+def _training(seed: int, trained: bool) -> tuple[nn.Module, Optimizer, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Linear(4, 3)
+    for weight in model.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9 if trained else 2.0**16, growth_interval=100)
+    for _ in range(3 if trained else 0):
+        scaler.scale(model(torch.randn(2, 4, generator=generator)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model, optimizer, scaler
+
+
+CASES = ("without an older file", "with an older checkpoint at `path`")
+
+
+def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
+    """Let the answer share rank 0's training, without and with an older file; return the turns of this rank."""
+    rank, turns = dist.get_rank(), []
+    for number, case in enumerate(CASES):
+        place = Path(folder, str(number))
+        path = str(place / "checkpoint.pt")
+        if rank == 0:
+            place.mkdir()
+            if number:
+                parts = zip(("model", "optimizer", "scaler"), _training(seed + 7, True), strict=True)
+                torch.save({name: part.state_dict() for name, part in parts}, path)
+        dist.barrier()
+        model, optimizer, scaler = _training(seed + number + 2 * rank, trained=rank == 0)
+        disk = _Disk(str(place))
+        with disk.watch():
+            call_on_rank(answer, case, path, model, optimizer, scaler)
+        momentum = [optimizer.state[weight].get("momentum_buffer") for weight in model.parameters()]
+        state = scaler.state_dict()
+        facets = {
+            "whether this rank writes": disk.wrote,
+            "the weights": torch.cat([weight.detach().flatten() for weight in model.parameters()]),
+            "the momentum": None if None in momentum else torch.cat([one.flatten() for one in momentum]),
+            "the scale": state["scale"],
+            "the growth tracker": state["_growth_tracker"],
+            "whether `path` exists": os.path.exists(path),
+        }
+        turns.append(Turn(case, facets, clues={"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum}))
+    return turns
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Two trainings, the second with an older checkpoint at `path`."""
+    with tempfile.TemporaryDirectory(prefix="amp_course-") as folder:
+        yield from turns_on_ranks(on_rank, answer, os.path.realpath(folder), draw.randrange(10_000))
+
+
+PARTS = 'parts = {"model": model, "optimizer": optimizer, "scaler": scaler}'
+FIRST, BARRIER = "if dist.get_rank() == 0:", "dist.barrier()"
+SAVE, LOAD = "torch.save({name: part.state_dict() for name, part in parts.items()}, path)", "saved = torch.load(path)"
+FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[name])"
+
+share_checkpoint.judge_by(
+    right=right, play=play, tolerance=1e-6,
+    said={"whether this rank writes": "{case}, it is {got} that this rank writes a file, and {want} is right"},
+    mistakes=[
+        Mistake("every rank writes", breaks="and no other rank", edits={FIRST: "if True:"},
+                told="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "
+                "file may be corrupted. Save only if `dist.get_rank() == 0`"),
+        Mistake("reads before it is written", breaks="`path` may hold an older checkpoint", edits={BARRIER: "pass"},
+                told="nothing makes the other ranks wait until rank 0 has written: they find no file, or an old one. Put "
+                "`dist.barrier()` between writing and reading"),
+        Mistake("waits before the writing", edits={PARTS: PARTS + "\ndist.barrier()", BARRIER: "pass"},
+                told="the barrier is before the writing, so the other ranks go on to read while rank 0 still writes: put it "
+                "between the two"),
+        Mistake("only rank 0 waits", edits={SAVE: SAVE + "\ndist.barrier()", BARRIER: "pass"},
+                told="only rank 0 calls the barrier, and the others read at once: every rank has to call it, outside the `if`"),
+        Mistake("only the others wait", edits={BARRIER: "if dist.get_rank() != 0:\n    dist.barrier()"},
+                told="rank 0 never calls the barrier, so the others wait in it for ever: every rank has to call it"),
+        Mistake("forgets the scaler", breaks="scale and growth tracker", edits={
+                    PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
+                told="the scaler's state does not come along: on the other ranks it starts again at its initial scale"),
+        Mistake("forgets the optimizer", breaks="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
+                told="the optimizer's state does not come along: on the other ranks its momentum starts again"),
+        Mistake("the model alone", edits={PARTS: 'parts = {"model": model}'},
+                told="only the weights come along: momentum and loss scale start over on the other ranks"),
+        Mistake("only rank 0 reads", breaks="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
+                                                                                 "dist.get_rank() else ():"},
+                told="only rank 0 loads the checkpoint, which holds what it has anyway: the others have to load it"),
+        Mistake("the scale alone", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "scaler" else '
+                                                   'part.update(saved[name]["scale"])'},
+                told="only the scale is passed on, and the growth tracker starts over: call `scaler.load_state_dict`"),
+    ],
+)  # fmt: skip
