@@ -225,7 +225,7 @@ def test_the_group_of_an_answer_names_the_rank_that_is_the_cause(capsys: Any) ->
     assert isinstance(raised.value.__cause__, Explained) and "KeyError" in raised.value.__cause__.told
     with pytest.raises(Failed, match="on both ranks"):
         run_on_ranks(lambda: MINE["mine"])
-    with pytest.raises(Failed, match="for 2, on both ranks"):
+    with pytest.raises(Failed, match="on both ranks, for 2"):
         run_on_ranks(call_answer, lambda x: x / 0, "for 2", 2)
     with pytest.raises(Wrong, match="gradients switched off"):
         run_on_ranks(_leaves_gradients_off)

@@ -69,7 +69,7 @@ class Ranks:
                 self.start()
                 self._ready = False
                 for connection in self._connections:
-                    connection.send((seconds, work, sources(arguments)))
+                    connection.send((seconds, work, sources((function, *arguments))))
                 reports = _Watch(self._connections, self.size).reports(time.monotonic() + seconds + _GRACE)
                 reports = [self._with_exit(rank, report) for rank, report in enumerate(reports)]
                 if any(report.failure and report.failure.kind in ("died", "hangs") for report in reports):
@@ -191,6 +191,7 @@ class _Watch:
     def __init__(self, connections: list[Connection], size: int) -> None:
         self.connections, self.size = connections, size
         self.waiting: dict[int, Collective] = {}
+        self.stopped: set[int] = set()  # ranks that were told not to wait any longer
         self.calls: Counter[int] = Counter()  # rank → collectives asked for
         self.sent: Counter[tuple[int, int]] = Counter()  # (from, to) → sends without a recv
         self.ended: dict[int, Report] = {}
@@ -219,7 +220,8 @@ class _Watch:
             return
         if isinstance(message, Report):
             failure = message.failure
-            if self.waiting.pop(rank, None) and failure and failure.kind == "time":  # it lost its time to another rank
+            waited = self.waiting.pop(rank, None) is not None or rank in self.stopped
+            if waited and failure is not None and failure.kind == "time":  # it lost its time to another rank
                 message = replace(message, failure=replace(failure, kind="stopped"))
             self.ended[rank] = message
         elif isinstance(message, Collective) and message.kind == "send":
@@ -241,6 +243,7 @@ class _Watch:
             if missing or everybody:
                 self._tell(rank, f"{self._nth(rank)}, never ends: {missing or self._others(rank)}")
                 del self.waiting[rank]
+                self.stopped.add(rank)
 
     def _complete(self, rank: int, wanted: Collective) -> bool:
         if wanted.kind == "receive":

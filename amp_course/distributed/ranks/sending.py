@@ -13,7 +13,7 @@ import linecache
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -40,13 +40,23 @@ def packed(function: Any, *arguments: Any) -> bytes:
             ) from error
 
 
-def sources(arguments: tuple[Any, ...]) -> dict[str, list[str]]:
-    """Return the source lines of functions that were typed into a notebook: {"/tmp/ipykernel_7/1.py": ["def answer():\n", …]}.
+def sources(functions: Iterable[Any]) -> dict[str, list[str]]:
+    """Return the source lines of functions, and of those that they use, if they were typed into a notebook: {file: lines}.
 
-    Those cells are no files, and a message about a line should quote it.
+    A cell is no file that the other process could read, and a message about a line should quote it.
     """
-    files = {one.__code__.co_filename for one in arguments if isinstance(one, FunctionType)}
-    return {file: linecache.getlines(file) for file in files if not os.path.exists(file) and linecache.getlines(file)}
+    waiting, found = [one for one in functions if isinstance(one, FunctionType)], {}
+    done: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        file = one.__code__.co_filename
+        if id(one) in done or not is_readers(file) or os.path.exists(file):
+            continue
+        done.add(id(one))
+        found[file] = linecache.getlines(file)
+        used = (one.__globals__.get(name) for name in one.__code__.co_names)
+        waiting += [other for other in used if isinstance(other, FunctionType)]
+    return found
 
 
 @contextlib.contextmanager

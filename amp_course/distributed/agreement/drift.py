@@ -1,0 +1,125 @@
+"""Train for real on two ranks, and record each step: do their loss scales and their replicated weights stay equal?
+
+Nothing is planted. The scale grows every few steps, so that fp16 gradients overflow now and then, as in any training, only more
+often. Who notices is the question: where gradients are reduced over the ranks, all do; where each rank keeps its own, only that
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from amp_course.distributed.agreement.agreed import AgreedGradScaler
+from amp_course.distributed.ranks import Ranks, warm_ranks
+from amp_course.distributed.scripts.tensor_parallel_amp import ParallelMLP
+from amp_course.kit.data import digits
+from amp_course.kit.errors import CourseError
+
+Kind = Literal["ddp", "fsdp2", "by hand", "agreed"]
+KINDS: dict[Kind, str] = {
+    "ddp": "DDP, plain GradScaler",
+    "fsdp2": "FSDP2, plain GradScaler",
+    "by hand": "sharded by hand, plain GradScaler",
+    "agreed": "sharded by hand, AgreedGradScaler",
+}
+_BATCH, _GROWTH = 64, 8
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What happened on each rank, step by step.
+
+    scales:   rank × step, the loss scale after the step
+    skipped:  rank × step
+    distance: for each step, the largest difference between the ranks in the weights that every rank has
+    """
+
+    kind: Kind
+    scales: tuple[tuple[float, ...], ...]
+    skipped: tuple[tuple[bool, ...], ...]
+    distance: tuple[float, ...]
+
+    @property
+    def parted(self) -> int | None:
+        """The first step, from 1, after which the scales differ; None if they never do."""
+        return next(
+            (step for step, scales in enumerate(zip(*self.scales, strict=True), 1) if len(set(scales)) > 1), None
+        )
+
+
+def run_drift(kind: Kind, steps: int = 60, *, seed: int = 0, ranks: Ranks | None = None) -> Drift:
+    """Train on the digits for so many steps on two ranks. Raises CourseError if a rank fails."""
+    reports = (ranks or warm_ranks()).run(_train, kind, steps, seed, seconds=60.0)
+    for rank, report in enumerate(reports):
+        if report.failure is not None:
+            raise CourseError(f"the training on rank {rank} failed: {report.failure.told}")
+    records = [report.value for report in reports]
+    first, *others = (record[2] for record in records)
+    distance = [max(float((a - b).abs().max()) for b in rest) for a, *rest in zip(first, *others, strict=True)]
+    return Drift(kind, tuple(r[0] for r in records), tuple(r[1] for r in records), tuple(distance))
+
+
+def _train(kind: Kind, steps: int, seed: int) -> tuple[tuple[float, ...], tuple[bool, ...], list[Tensor]]:
+    """Train on this rank; return its scale, whether it skipped, and its replicated weights, for each step."""
+    torch.manual_seed(seed)
+    model, shared, by_data = _BUILD[kind]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    make = AgreedGradScaler if kind == "agreed" else torch.amp.GradScaler
+    scaler = make("cpu", init_scale=2.0**16, growth_interval=_GROWTH)
+    data = digits()
+    inputs, targets = data.train_x.flatten(1), data.train_y
+    stepped: list[bool] = []
+    optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+    scales, skipped, weights = [], [], []
+    for _ in range(steps):
+        rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))  # one seed, so the same on all ranks
+        if by_data:
+            rows = rows.chunk(dist.get_world_size())[dist.get_rank()]
+        with torch.autocast("cpu", dtype=torch.float16, enabled=kind != "fsdp2"):
+            loss = cross_entropy(model(inputs[rows]), targets[rows])
+        stepped.clear()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        skipped.append(not stepped)
+        weights.append(torch.cat([weight.detach().flatten() for weight in shared()]))
+    return tuple(scales), tuple(skipped), weights
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10, bias=False))
+
+
+def _ddp() -> tuple[nn.Module, Callable[[], Any], bool]:
+    net = _net()
+    return DistributedDataParallel(net), net.parameters, True
+
+
+def _fsdp2() -> tuple[nn.Module, Callable[[], Any], bool]:
+    net = _net()
+    fully_shard(net, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32))
+    return net, lambda: [weight.full_tensor() for weight in net.parameters()], True  # type: ignore[attr-defined]
+
+
+def _by_hand() -> tuple[nn.Module, Callable[[], Any], bool]:
+    model = ParallelMLP(64, 128, 10)
+    return model, model.norm.parameters, False
+
+
+_BUILD: dict[Kind, Callable[[], tuple[nn.Module, Callable[[], Any], bool]]] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "by hand": _by_hand,
+    "agreed": _by_hand,
+}

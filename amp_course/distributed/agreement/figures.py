@@ -1,0 +1,53 @@
+"""The figure of ranks that part, and of ranks that agree. It takes trainings that were run, and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from amp_course.distributed.agreement.drift import KINDS, Drift
+from amp_course.kit.style import INK, new_figure, title
+
+# Okabe and Ito's colours; line and marker are the second cue.
+RANK_STYLES = (("#0072B2", "-", "v"), ("#D55E00", "--", "^"))
+
+
+def drift_figure(*drifts: Drift) -> Figure:
+    """Draw trainings side by side: the loss scale of each rank by step, with its skips, above how far the weights are apart."""
+    told = "; ".join(f"{KINDS[drift.kind]}: {_told(drift)}" for drift in drifts)
+    figure, axes = new_figure(
+        3.7 * len(drifts), 4.2, columns=len(drifts), rows=2, squeeze=False, sharex=True, sharey="row",
+        height_ratios=[1.6, 1], alt=f"Loss scale by rank and step, and the distance of the weights. {told}.",
+    )  # fmt: skip
+    for (above, below), drift in zip(axes.T, drifts, strict=True):
+        _scales(above, drift)
+        title(above, KINDS[drift.kind], "loss scale after each step; triangles: the rank skips")
+        steps = range(1, len(drift.distance) + 1)
+        below.plot(steps, drift.distance, color=INK, lw=1.4)
+        below.set_ylim(bottom=-0.0005)
+        below.set_xlabel("step", fontsize=8)
+        title(below, "", "largest difference of the weights that both ranks have")
+    axes[0][0].legend(fontsize=8, frameon=False, loc="upper left")
+    return figure
+
+
+def _scales(axis: object, drift: Drift) -> None:
+    for rank, (scales, skipped) in enumerate(zip(drift.scales, drift.skipped, strict=True)):
+        colour, line, marker = RANK_STYLES[rank % len(RANK_STYLES)]
+        steps = range(1, len(scales) + 1)
+        # A little above each other, so that equal scales show as two lines
+        shifted = [scale * 2 ** (0.06 * (1 - 2 * rank)) for scale in scales]
+        axis.step(steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}")  # type: ignore[attr-defined]
+        places = [(step, scale) for step, scale, skips in zip(steps, shifted, skipped, strict=True) if skips]
+        if places:
+            axis.plot(*zip(*places, strict=True), marker, color=colour, markersize=6, linestyle="")  # type: ignore[attr-defined]
+    axis.set_yscale("log", base=2)  # type: ignore[attr-defined]
+
+
+def _told(drift: Drift) -> str:
+    skips: Sequence[int] = [sum(skipped) for skipped in drift.skipped]
+    counts = " and ".join(map(str, skips))
+    if drift.parted is None:
+        return f"the scales stay equal, with {counts} skips on the ranks"
+    return f"the scales part at step {drift.parted}, and the weights differ by up to {max(drift.distance):.2g}"

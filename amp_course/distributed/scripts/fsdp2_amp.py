@@ -1,0 +1,80 @@
+"""Train on the digits with FSDP2 in mixed precision, clipped, with a sharded checkpoint that any number of ranks can load:
+
+torchrun --standalone --nproc-per-node 2 fsdp2_amp.py --dtype bf16 --checkpoint digits_sharded
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", choices=["fp16", "bf16", "fp32"], default="bf16")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--checkpoint", default="", help="a folder on a disk that all ranks see")
+    options = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)  # each rank keeps a part of its own weights, so these have to be equal
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}[options.dtype]
+    # Stored and stepped in fp32, gathered and computed in `low`, reduced in fp32. There is no autocast region.
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    for layer in (model[0], model[2], model):  # the inner ones first: each is gathered on its own
+        fully_shard(layer, mp_policy=policy)  # over all ranks
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # after fully_shard: it gets the shards
+    scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)  # its DTensors agree over the ranks
+    inputs, targets = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(targets))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=64, sampler=sampler)
+
+    def states():
+        sharded, of_optimizer = get_state_dict(model, optimizer)
+        return {"model": sharded, "optimizer": of_optimizer, "scaler": scaler.state_dict(), "epoch": epoch}
+
+    epoch = 0
+    complete = sorted(Path(options.checkpoint).glob("epoch-*/.metadata")) if options.checkpoint else []  # written last
+    if complete:
+        saved = states()
+        dcp.load(saved, checkpoint_id=complete[-1].parent)  # each rank reads its part, into these tensors
+        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+        scaler.load_state_dict(saved["scaler"])
+        epoch = saved["epoch"]
+    while epoch < options.epochs:
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of all shards: it adds up over the ranks
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        epoch, whole = epoch + 1, norm.full_tensor()  # a collective too, so on every rank
+        if rank == 0:
+            print(f"epoch {epoch}: last gradient norm {whole:.3f}, loss scale {scaler.get_scale():g}")
+        if options.checkpoint:  # every rank writes its own part
+            dcp.save(states(), checkpoint_id=Path(options.checkpoint, f"epoch-{epoch:04}"))
+    total = sum(weight.detach().double().full_tensor().sum().item() for weight in model.parameters())
+    stored = sum(weight.to_local().numel() for weight in model.parameters())
+    print(f"rank {rank}: sum of the weights {total:.10f}, of which it stores {stored:,} numbers", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
