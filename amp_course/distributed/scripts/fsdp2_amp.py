@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 2 fsdp2_amp.py --dtype bf16 --checkpoint 
 """
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -28,14 +29,13 @@ def main():
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
-    rank = dist.get_rank()
     torch.manual_seed(0)  # each rank keeps a part of its own weights, so these have to be equal
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     low = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}[options.dtype]
     # Stored and stepped in fp32, gathered and computed in `low`, reduced in fp32. There is no autocast region.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, output_dtype=torch.float32)
     for layer in (model[0], model[2], model):  # the inner ones first: each is gathered on its own
-        fully_shard(layer, mp_policy=policy)  # over all ranks
+        fully_shard(layer, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # after fully_shard: it gets the shards
     scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)  # its DTensors agree over the ranks
     inputs, targets = load_digits(return_X_y=True)
@@ -48,7 +48,7 @@ def main():
         return {"model": sharded, "optimizer": of_optimizer, "scaler": scaler.state_dict(), "epoch": epoch}
 
     epoch = 0
-    complete = sorted(Path(options.checkpoint).glob("epoch-*/.metadata")) if options.checkpoint else []  # written last
+    complete = options.checkpoint and sorted(Path(options.checkpoint).glob("epoch-*/.metadata"))  # written last
     if complete:
         saved = states()
         dcp.load(saved, checkpoint_id=complete[-1].parent)  # each rank reads its part, into these tensors
@@ -58,21 +58,20 @@ def main():
     while epoch < options.epochs:
         sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
-            scaler.scale(loss).backward()
+            scaler.scale(nn.functional.cross_entropy(model(x.to(device)), y.to(device))).backward()
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of all shards: it adds up over the ranks
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        epoch, whole = epoch + 1, norm.full_tensor()  # a collective too, so on every rank
-        if rank == 0:
-            print(f"epoch {epoch}: last gradient norm {whole:.3f}, loss scale {scaler.get_scale():g}")
+        epoch, last = epoch + 1, norm.full_tensor()  # a collective, so on every rank
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: last gradient norm {last:.3f}, loss scale {scaler.get_scale():g}")
         if options.checkpoint:  # every rank writes its own part
             dcp.save(states(), checkpoint_id=Path(options.checkpoint, f"epoch-{epoch:04}"))
     total = sum(weight.detach().double().full_tensor().sum().item() for weight in model.parameters())
-    stored = sum(weight.to_local().numel() for weight in model.parameters())
-    print(f"rank {rank}: sum of the weights {total:.10f}, of which it stores {stored:,} numbers", flush=True)
+    print(f"rank {dist.get_rank()}: sum of the weights {total:.10f}", flush=True)
+    gc.collect()  # what dcp leaves behind in cycles would keep gloo's threads alive past the end (torch 2.13)
     dist.destroy_process_group()
 
 

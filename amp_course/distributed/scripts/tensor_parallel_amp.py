@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from amp_course.distributed.agreement import AgreedGradScaler  # a GradScaler, with one all-reduce of found_inf
+from amp_course.distributed.agreement.agreed import AgreedGradScaler  # a GradScaler with an all-reduce; copy it, too
 
 
 def add_up(x: Tensor) -> Tensor:
@@ -20,9 +20,7 @@ def add_up(x: Tensor) -> Tensor:
     return x
 
 
-class SumOverRanks(torch.autograd.Function):
-    """Forward: the sum of the ranks' parts. Backward: each part gets the whole gradient."""
-
+class SumOverRanks(torch.autograd.Function):  # forward: the sum of the parts; backward: each gets the whole gradient
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return add_up(x)
@@ -32,23 +30,20 @@ class SumOverRanks(torch.autograd.Function):
         return gradient
 
 
-class ParallelMLP(nn.Module):
-    """A norm that every rank has, and two layers of which each rank has `hidden / ranks` units."""
-
+class ParallelMLP(nn.Module):  # a norm that every rank has, and two layers of which each rank has some units
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(inputs)
-        into, out = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs, bias=False)  # equal on all ranks: one seed
+        into, out = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)  # equal on all ranks: one seed
         units = torch.arange(hidden).chunk(dist.get_world_size())[dist.get_rank()]
         self.into_weight = nn.Parameter(into.weight.detach()[units])
-        self.into_bias = nn.Parameter(into.bias.detach()[units])
         self.out_weight = nn.Parameter(out.weight.detach()[:, units])
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         if x.requires_grad:
             x.register_hook(add_up)  # backward: what the ranks' parts say about x is added up
-        units = torch.relu(nn.functional.linear(x, self.into_weight, self.into_bias))
+        units = torch.relu(nn.functional.linear(x, self.into_weight))
         return SumOverRanks.apply(nn.functional.linear(units, self.out_weight).float())  # fp16 sums could overflow
 
 
@@ -71,8 +66,10 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    norm = f"sum of the norm's weights {model.norm.weight.detach().double().sum():.10f}"
-    print(f"rank {dist.get_rank()}: loss {loss:.4f}, loss scale {scaler.get_scale():g}, {norm}", flush=True)
+    total = model.norm.weight.detach().double().sum()  # both ranks have these weights
+    print(
+        f"rank {dist.get_rank()}: loss {loss:.4f}, loss scale {scaler.get_scale():g}, weights {total:.10f}", flush=True
+    )
     dist.destroy_process_group()
 
 

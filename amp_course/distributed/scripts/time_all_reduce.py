@@ -1,0 +1,35 @@
+"""Time all-reduces of several sizes; rank 0 prints bytes and the median of the seconds, a line a size:
+
+torchrun --standalone --nproc-per-node 2 time_all_reduce.py
+"""
+
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo")
+    for exponent in range(10, 25, 2):  # 1 KiB to 16 MiB
+        numbers, seconds = torch.zeros(2**exponent // 4, device=device), []
+        for _ in range(12):
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_reduce(numbers)
+            if gpu:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        if dist.get_rank() == 0:
+            print(2**exponent, statistics.median(seconds[2:]), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The scripts run under torchrun as they are: equal weights on the ranks, and a break that changes nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_course.distributed.launching import find_script, run_script
+
+NAMES = ("ddp_amp", "fsdp2_amp", "tensor_parallel_amp")
+
+
+def run(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+    """Run a script; return what each rank printed."""
+    found = run_script(script, *arguments, ranks=ranks, seconds=120)
+    assert found.ok, found.problem
+    return [*found.output]
+
+
+def weights(printed: list[str]) -> set[str]:
+    return {re.findall(r"weights (-?[\d.]+)", one)[-1] for one in printed}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_short_enough_to_take_away(name: str) -> None:
+    assert len(find_script(name).read_text().splitlines()) < 80
+
+
+def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
+    straight, broken = tmp_path / "straight.pt", tmp_path / "broken.pt"
+    whole = run("ddp_amp", "--epochs", "2", "--checkpoint", str(straight))
+    run("ddp_amp", "--epochs", "1", "--checkpoint", str(broken))
+    resumed = run("ddp_amp", "--epochs", "2", "--checkpoint", str(broken))
+    assert len(weights(whole)) == 1 and weights(whole) == weights(resumed)
+    assert "mean loss" in whole[0] and "mean loss" not in whole[1]
+    one, other = (torch.load(path) for path in (straight, broken))
+    assert one["scaler"] == other["scaler"]
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) -> None:
+    straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")
+    whole = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", straight)
+    first = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken)
+    alone = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken, ranks=1)  # nothing left to train
+    resumed = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", broken)
+    assert len(weights(first)) == 1 and weights(first) == weights(alone)
+    assert weights(resumed) == weights(whole) != weights(first)
+    assert "epoch" not in alone[0] and "epoch 1" not in resumed[0] and "epoch 2" in resumed[0]
+    assert list((tmp_path / "broken" / "epoch-0001").glob("__1_*")), "rank 1 writes a part of its own"
+
+
+def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
+    printed = run("tensor_parallel_amp")
+    found = [re.search(r"loss ([\d.]+), loss scale (\d+), weights ([\d.]+)", one) for one in printed]
+    first, second = (one.groups() for one in found if one)
+    assert first == second and float(first[0]) < 0.5
