@@ -26,6 +26,8 @@ def main():
             continue  # the fault: DDP's all-reduce is in the backward pass, which the other rank runs
         print(f"rank {dist.get_rank()} goes back in step {step}", flush=True)
         loss.backward()
+    print(f"rank {dist.get_rank()} waits for the end of the epoch", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 

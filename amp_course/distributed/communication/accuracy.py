@@ -1,0 +1,132 @@
+"""Measure what a 16-bit all-reduce loses: real gradients, up to 1,024 simulated ranks, compared with their mean in fp64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amp_course.distributed.communication.sums import Divide, Order, reduce_mean
+from amp_course.kit.data import Digits, digits
+
+RANKS = tuple(2**k for k in range(1, 11))
+
+
+@dataclass(frozen=True)
+class ReductionError:
+    """How far a 16-bit mean over ranks is from the exact one.
+
+    share_lost:       of the elements whose exact mean is not 0, those that became 0: too small, or rounded until they cancelled
+    share_overflowed: of all elements, those that became inf or NaN
+    relative_error:   ‖got − exact‖ / ‖exact‖ over the elements that are finite; NaN if none is, or their means are all 0
+    scale:            the loss scale that the gradients were multiplied by
+    """
+
+    ranks: int
+    dtype: torch.dtype
+    order: Order
+    divide: Divide
+    accumulate: torch.dtype
+    scale: float
+    share_lost: float
+    share_overflowed: float
+    relative_error: float
+
+
+def measure_reduction(
+    shards: Tensor,
+    dtype: torch.dtype,
+    order: Order = "ring",
+    divide: Divide = "before",
+    accumulate: torch.dtype | None = None,
+    scale: float = 1.0,
+) -> ReductionError:
+    """Multiply gradients (ranks, elements) by a loss scale, average them as `reduce_mean` does, and compare with fp64.
+
+    Raises ValueError as `reduce_mean` does.
+    Example: measure_reduction(torch.ones(4, 1), torch.float16, scale=2.0**15, divide="after").share_overflowed → 1.0
+    """
+    scaled = shards * scale
+    got = reduce_mean(scaled, dtype, order, divide, accumulate).double()
+    exact = scaled.double().mean(dim=0)
+    finite, nonzero = got.isfinite(), exact != 0
+    norm = exact[finite].norm()
+    return ReductionError(
+        len(shards),
+        dtype,
+        order,
+        divide,
+        accumulate or dtype,
+        scale,
+        share_lost=((got == 0) & nonzero).sum().item() / max(1, int(nonzero.sum())),
+        share_overflowed=(~finite).double().mean().item(),
+        relative_error=((got - exact)[finite].norm() / norm).item() if norm else math.nan,
+    )
+
+
+def measure_ranks(
+    shards: Tensor,
+    dtype: torch.dtype,
+    order: Order = "ring",
+    divide: Divide = "before",
+    accumulate: torch.dtype | None = None,
+    scale: float = 1.0,
+    ranks: Sequence[int] = RANKS,
+) -> tuple[ReductionError, ...]:
+    """Measure the reduction over the first 2, 4, … 1,024 rows of the gradients.
+
+    Raises ValueError for more ranks than there are rows, and as `reduce_mean` does.
+    """
+    if max(ranks) > len(shards):
+        raise ValueError(
+            f"{max(ranks)} ranks need as many rows of gradients, and there are {len(shards)}: compute more rows, or pass "
+            f"ranks up to {len(shards)}"
+        )
+    return tuple(measure_reduction(shards[:n], dtype, order, divide, accumulate, scale) for n in ranks)
+
+
+def measure_scales(
+    shards: Tensor,
+    dtype: torch.dtype,
+    order: Order = "ring",
+    divide: Divide = "before",
+    accumulate: torch.dtype | None = None,
+    exponents: Iterable[int] = range(-24, 25, 2),
+) -> tuple[ReductionError, ...]:
+    """Measure the reduction over all rows of the gradients, at loss scales of 2^-24, 2^-22, … 2^24."""
+    return tuple(measure_reduction(shards, dtype, order, divide, accumulate, 2.0**exponent) for exponent in exponents)
+
+
+def digit_gradients(ranks: int = 1024, data: Digits | None = None, steps: int = 200, seed: int = 0) -> Tensor:
+    """Train a small network on the digits, then return the gradient that each rank computes: (ranks, 2410), fp32.
+
+    Each rank has one picture of its own. The network is 64 → 32 → 10 with a ReLU between, after `steps` steps of Adam on all
+    training pictures.
+
+    Raises ValueError for fewer than 1 rank, or more than there are training pictures.
+    """
+    data = data or digits()
+    if not 1 <= ranks <= len(data.train_x):
+        raise ValueError(
+            f"ranks is {ranks}: choose 1 to {len(data.train_x)}, as each rank takes a training picture of its own"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.train_x), data.train_y).backward()
+        optimizer.step()
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, parameters, (x[None],)), y[None])
+
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    of_each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    gradients = of_each(parameters, data.train_x[:ranks], data.train_y[:ranks])
+    return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)

@@ -1,0 +1,139 @@
+"""Training setups whose collectives can be counted: DDP and FSDP2, with the dtypes that mixed precision gives them.
+
+Each is a small model, so that its step takes milliseconds on any CPU. Bytes grow in proportion to the parameters. SETUPS has
+those that run here: FSDP2 needs torch 2.7 on a CPU.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.futures import Future
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from amp_course.kit.models import SimpleNet
+
+WIDTH, BATCH = 64, 2
+FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # torch 2.7 and newer, since pytorch#145935
+
+
+@dataclass
+class Training:
+    """What a step needs: model, optimizer and batch, and a GradScaler if there is one."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    x: Tensor
+    y: Tensor
+    scaler: torch.amp.GradScaler
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to train on many ranks, for `count_collectives(setup.build, setup.step)`.
+
+    name:  as a figure writes it, "DDP, fp16 hook"
+    build: makes the Training; a default process group has to exist
+    step:  runs one training step
+    """
+
+    name: str
+    build: Callable[[], Training]
+    step: Callable[[Training], None]
+
+
+def build_ddp(width: int = WIDTH, hook: Callable[..., Any] | None = None, scaled: bool = False) -> Training:
+    """Wrap SimpleNet(width) in DDP, with a communication hook if one is given."""
+    model = DistributedDataParallel(SimpleNet(width))
+    if hook:
+        model.register_comm_hook(None, hook)
+    return _training(model, width, scaled)
+
+
+def build_fsdp2(width: int = WIDTH, policy: MixedPrecisionPolicy | None = None) -> Training:
+    """Shard each layer of SimpleNet(width) with FSDP2, then the model.
+
+    Raises RuntimeError where this version of torch has no FSDP2 for a CPU.
+    """
+    if not FSDP2_ON_CPU:
+        raise RuntimeError(f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}")
+    model = SimpleNet(width)
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size(),)
+    )  # by default FSDP2 moves the model to a GPU, if there is one
+    for module in (*model.children(), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+    return _training(model, width)
+
+
+def _bf16_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Call torch's own hook under another name: DDP refuses it by name on a CPU, where nothing of it fails."""
+    return bf16_compress_hook(state, bucket)
+
+
+def _training(model: nn.Module, width: int, scaled: bool = False) -> Training:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    return Training(model, optimizer, torch.ones(BATCH, width), torch.zeros(BATCH, width), scaler)
+
+
+def train_step(
+    training: Training,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    sync_all: bool = False,
+    clip: bool = False,
+) -> None:
+    """Run a training step; a GradScaler that is not enabled does nothing.
+
+    autocast:      its dtype, or None for none
+    micro_batches: whose gradients are accumulated; only the last one's backward pass reduces them, unless `sync_all`
+    clip:          whether to clip the norm of the gradients
+    """
+    model, scaler = training.model, training.scaler
+    for turn in range(micro_batches):
+        last = turn == micro_batches - 1
+        quiet = isinstance(model, DistributedDataParallel) and not (last or sync_all)
+        with model.no_sync() if quiet else nullcontext():  # type: ignore[operator]
+            with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+                loss = F.mse_loss(model(training.x).float(), training.y) / micro_batches
+            scaler.scale(loss).backward()
+    if clip:
+        scaler.unscale_(training.optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(training.optimizer)
+    scaler.update()
+    training.optimizer.zero_grad()
+
+
+MICRO_BATCHES = 4
+_BF16_FP32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+_BF16_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        Setup("DDP, fp32", build_ddp, train_step),
+        Setup("DDP, autocast bf16", build_ddp, partial(train_step, autocast=torch.bfloat16)),
+        Setup("DDP, autocast fp16", partial(build_ddp, scaled=True), partial(train_step, autocast=torch.float16)),
+        Setup("DDP, fp16 hook", partial(build_ddp, hook=fp16_compress_hook), train_step),
+        Setup("DDP, bf16 hook", partial(build_ddp, hook=_bf16_hook), train_step),
+        Setup("DDP, 4 synced", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)),
+        Setup("DDP, 4 with no_sync", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
+        Setup("FSDP2, fp32", build_fsdp2, train_step),
+        Setup("FSDP2, bf16, reduce fp32", partial(build_fsdp2, policy=_BF16_FP32), train_step),
+        Setup("FSDP2, bf16, reduce bf16", partial(build_fsdp2, policy=_BF16_BF16), train_step),
+        Setup("FSDP2, fp32, clipped", build_fsdp2, partial(train_step, clip=True)),
+    )
+    if FSDP2_ON_CPU or not setup.name.startswith("FSDP2")
+}

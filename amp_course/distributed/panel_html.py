@@ -1,0 +1,217 @@
+"""Draw what `RankExplorer` shows, as HTML: the verdict, and the ranks' scales, skips and replicated weights above one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from amp_course.distributed.simulation import RankRun
+from amp_course.kit.markup import inline_html, plain_text
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
+
+# A rank's colour and, as a second cue, its dash (as in SVG's stroke-dasharray).
+RANKS = (
+    ("#0072B2", ""),
+    ("#D55E00", "7 3"),
+    ("#009E73", "2 2"),
+    ("#CC79A7", "9 3 2 3"),
+    ("#E69F00", "5 2"),
+    ("#56B4E9", "12 3"),
+    ("#8C6D31", "4 4"),
+    ("#7570B3", "9 2 2 2 2 2"),
+)
+OVERFLOWED, SKIPPED = "xx", "//"  # the hatch of a skipped step: the inf was this rank's own, or another's
+NEUTRAL = "#777777"  # in a legend, for any rank's colour
+_STEPPED = "var(--jp-layout-color2, #eee)"
+_WIDTH, _LEFT, _RIGHT = 720, 88, 576
+_SCALE_HEIGHT, _ROW, _DISTANCE_HEIGHT = 130, 18, 96
+
+
+def run_view(run: RankRun) -> str:
+    """Return the panel's HTML."""
+    kinds = {
+        "overflowed on this rank: skipped": swatch(NEUTRAL, OVERFLOWED),
+        "overflowed on another rank only: skipped": swatch(NEUTRAL, SKIPPED),
+        "stepped": swatch(_STEPPED),
+    }
+    cells = [f'<span style="white-space:nowrap;margin-right:16px">{mark} {kind}</span>' for kind, mark in kinds.items()]
+    return (
+        f'<div style="color:{INK};line-height:1.5">'
+        f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(verdict(run))}</div>'
+        f"{_picture(run)}<div>{' '.join(cells)}</div></div>"
+    )
+
+
+def verdict(run: RankRun) -> str:
+    """Say in a sentence or two whether the ranks stayed together, in `kit.markup`'s Markdown."""
+    everyone = "both ranks" if run.ranks == 2 else f"all {run.ranks} ranks"
+    kept = f"keep one scale and equal {replicated(run)}"
+    skips = [step for step, at in enumerate(zip(*run.skipped, strict=True)) if any(at)]
+    if not skips:
+        return f"No rank overflows, so there is nothing to agree on: {everyone} {kept}."
+    split = run.first_split()
+    if split is not None:
+        return _drift(run, split)
+    together = f"{everyone} skip {_steps(skips)} together, and {kept}"
+    if run.agreement == "gradients all-reduced":
+        return f"**The all-reduce of the gradients spreads the inf or NaN:** {together}."
+    if run.agreement == "found_inf agreed":
+        return f"**One all-reduce of found_inf keeps the ranks together:** {together}."
+    return f"Every rank overflows in the same steps, so {together}. **That is luck:** nothing makes them agree."
+
+
+def _drift(run: RankRun, split: int) -> str:
+    """Tell how the ranks came apart, and where they ended."""
+    skipping = [rank for rank in range(run.ranks) if run.skipped[rank][split]]
+    stepping = [rank for rank in range(run.ranks) if rank not in skipping]
+    others = "the others step" if len(stepping) > 1 else f"rank {stepping[0]} steps"
+    said = f"In step {split} {name_ranks(skipping)} {'skips' if len(skipping) == 1 else 'skip'} and {others}"
+    ends = [scales[-1] for scales in run.scales]
+    apart = f"differ from rank 0's by up to {_number(max(each[-1] for each in run.distances))}"
+    if split == run.steps - 1:
+        return f"{said}: **their {replicated(run)} now {apart}**, and their scales will differ in the next step."
+    said += f": **from step {split + 1} on their scales differ**, and with them the units of the gradients that they add up."
+    low = [rank for rank in range(run.ranks) if ends[rank] == min(ends)]
+    high = [rank for rank in range(run.ranks) if ends[rank] == max(ends)]
+    if low == high:
+        return f"{said} At the end the scales happen to be equal again, but the {replicated(run)} {apart}."
+    if len(low) + len(high) == run.ranks:
+        scales = f"is {scale_text(min(ends))} on {name_ranks(low)} and {scale_text(max(ends))} on {name_ranks(high)}"
+    else:
+        scales = f"ranges from {scale_text(min(ends))} to {scale_text(max(ends))}"
+    return f"{said} At the end the scale {scales}, and the {replicated(run)} {apart}."
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks, given in ascending order. Example: [0, 2, 3, 4] → "ranks 0 and 2–4" """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run))]
+    listed = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def scale_text(scale: float) -> str:
+    """Write a loss scale, a power of two, in full. Example: 0.25 → "1/4" """
+    return f"{scale:,.0f}" if scale >= 1 else f"1/{1 / scale:,.0f}"
+
+
+def describe(run: RankRun) -> str:
+    """Return what a screen reader reads of the picture: the ranks' scales, skips and distances, in plain text."""
+    parts = []
+    for ranks in run.groups():
+        scales, skips, apart = run.scales[ranks[0]], sum(run.skipped[ranks[0]]), run.distances[ranks[0]][-1]
+        parts.append(
+            f"{name_ranks(ranks)}: scale from {scale_text(scales[0])} to {scale_text(scales[-1])}, "
+            f"{skips} skipped, distance from rank 0 {_number(apart)}"
+        )
+    return f"{run.steps} steps. {'; '.join(parts)}. {plain_text(verdict(run))}"
+
+
+def replicated(run: RankRun) -> str:
+    """Name the weights that should be equal on all ranks."""
+    return "weights" if run.agreement == "gradients all-reduced" else "layer norms"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or not value else f"{value:.2g}"
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
+
+
+def _picture(run: RankRun) -> str:
+    """Draw the three strips over one axis of steps."""
+    rows = 194  # the top of the rows of skipped steps
+    distances = rows + run.ranks * _ROW + 34
+    floor = distances + _DISTANCE_HEIGHT
+    parts = []
+    for step in range(0, run.steps, 5):
+        x = _across(run, step + 0.5)
+        for top, bottom in ((28, 28 + _SCALE_HEIGHT), (distances, floor)):
+            parts.append(line(x, top, x, bottom, stroke=GRID, width=0.5))
+        parts.append(text(x, floor + 18, str(step), anchor="middle"))
+    parts.append(text((_LEFT + _RIGHT) / 2, floor + 38, "step", anchor="middle", fill=FAINT))
+    parts += [text(8, 14, "loss scale", bold=True), *_scales(run, 28, 28 + _SCALE_HEIGHT)]
+    parts += [text(8, rows - 10, "skipped steps", bold=True), *_rows(run, rows)]
+    title = f"{replicated(run)}: largest difference from rank 0's"
+    parts += [text(8, distances - 12, title, bold=True), *_distances(run, distances, floor)]
+    return picture(_WIDTH, floor + 48, *parts, label=describe(run))
+
+
+def _across(run: RankRun, step: float) -> float:
+    return _LEFT + (_RIGHT - _LEFT) * step / run.steps
+
+
+def _scales(run: RankRun, top: float, floor: float) -> list[str]:
+    exponents = [[round(math.log2(scale)) for scale in scales] for scales in run.scales]
+    low, high = min(map(min, exponents)) - 1, max(map(max, exponents)) + 1
+
+    def down(exponent: float) -> float:
+        return floor - (floor - top) * (exponent - low) / (high - low)
+
+    ticks = range(low, high + 1, max(1, math.ceil((high - low) / 6)))
+    parts = _ticks((down(tick), scale_text(2.0**tick)) for tick in ticks)
+    return parts + _lines(run, [[down(each) for each in of_rank] for of_rank in exponents], apart=2.5)
+
+
+def _distances(run: RankRun, top: float, floor: float) -> list[str]:
+    decades = [math.log10(one) for of_rank in run.distances for one in of_rank if one]
+    low = math.floor(min(decades, default=-2))
+    high = max(math.ceil(max(decades, default=0)), low + 1)
+    least = floor - 24  # the lowest power of ten; below it, exactly 0
+
+    def down(distance: float) -> float:
+        return least - (least - top) * (math.log10(distance) - low) / (high - low) if distance else floor - 6
+
+    ticks = range(low, high + 1, max(1, math.ceil((high - low) / 3))) if decades else []
+    parts = _ticks([(down(0), "equal"), *((down(10.0**tick), f"{10.0**tick:,.4g}") for tick in ticks)])
+    return parts + _lines(run, [[down(each) for each in of_rank] for of_rank in run.distances])
+
+
+def _ticks(ticks: Iterable[tuple[float, str]]) -> list[str]:
+    parts = []
+    for y, label in ticks:
+        parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID, width=0.5))
+        parts.append(text(_LEFT - 8, y + 4, label, anchor="end", fill=FAINT))
+    return parts
+
+
+def _lines(run: RankRun, heights: Sequence[Sequence[float]], apart: float = 0) -> list[str]:
+    """Draw a line for each group of equal ranks, named at its end; `apart` pixels keep equal values from hiding each other."""
+    groups = run.groups()
+    parts, ends = [], []
+    for n, ranks in enumerate(groups):
+        below = apart * (n - (len(groups) - 1) / 2)
+        colour, dash = RANKS[ranks[0]]
+        points = []
+        for step, y in enumerate(heights[ranks[0]]):
+            points += [(_across(run, step), y + below), (_across(run, step + 1), y + below)]
+        parts.append(polyline(points, stroke=colour, width=2.2, dash=dash))
+        ends.append((points[-1][1], name_ranks(ranks) if len(groups) > 1 else "all ranks"))
+    last = -math.inf
+    for y, label in sorted(ends):
+        last = max(y + 4, last + 13)  # the names of lines that end close together are moved apart
+        parts.append(text(_RIGHT + 8, last, label, size=11))
+    return parts
+
+
+def _rows(run: RankRun, top: float) -> list[str]:
+    parts = []
+    for rank in range(run.ranks):
+        y, (colour, dash) = top + rank * _ROW, RANKS[rank]
+        parts.append(line(8, y + _ROW / 2, 40, y + _ROW / 2, stroke=colour, width=2.2, dash=dash))
+        parts.append(text(_LEFT - 8, y + _ROW / 2 + 4, f"rank {rank}", anchor="end"))
+        parts.append(box(_LEFT, y + 2, _RIGHT - _LEFT, _ROW - 4, _STEPPED))
+        for step in range(run.steps):
+            if run.skipped[rank][step]:
+                own = run.overflowed[rank][step]
+                tip = f"rank {rank}, step {step}: skipped, as {'it' if own else 'another rank'} overflowed"
+                hatch, width = OVERFLOWED if own else SKIPPED, _across(run, 1) - _LEFT
+                parts.append(box(_across(run, step) + 1, y + 2, width - 2, _ROW - 4, colour, hatch=hatch, tip=tip))
+    return parts

@@ -1,0 +1,101 @@
+"""Figures draw what they are given: checked on the artists, not on pixels."""
+
+import math
+
+import pytest
+import torch
+
+from amp_course.distributed.communication import (
+    CollectiveCall,
+    ReductionError,
+    RingModel,
+    halve_bytes,
+    reduction_figure,
+    ring_figure,
+    scale_window_figure,
+    traffic_figure,
+)
+from amp_course.kit.style import FAINT, FORMAT_COLOURS, png
+
+
+def call(kind, dtype, size, phase):
+    return CollectiveCall(kind, dtype, size, size, phase, 2)  # two ranks: a ring sends half of an all-gather
+
+
+CALLS = {
+    "one": (
+        call("broadcast", "float32", 9000, "construction"),
+        call("all_gather", "bfloat16", 2000, "forward"),
+        call("reduce_scatter", "float32", 4000, "backward"),
+        call("reduce_scatter", "float32", 4000, "backward"),
+        call("all_gather", "int32", 1000, "other"),
+    ),
+    "two": (call("all_reduce", "float16", 6000, "backward"),),
+}
+
+
+def row(ranks=2, scale=1.0, lost=0.0, overflowed=0.0, error=1e-3):
+    return ReductionError(ranks, torch.float16, "ring", "after", torch.float16, scale, lost, overflowed, error)
+
+
+def test_bars_are_the_bytes_that_a_ring_sends_by_dtype_and_phase():
+    figure = traffic_figure(CALLS)
+    (axis,) = figure.axes
+    bars = [(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch() or "") for bar in axis.patches]
+    expected = [(0, 0, 1, ""), (0, 1, 4, "//"), (0, 5, 0.5, ".."), (1, 0, 6, "//")]
+    assert [tuple(map(pytest.approx, bar[:3])) + bar[3:] for bar in expected] == bars
+    assert [text.get_text() for text in axis.texts if "kB" in text.get_text()] == ["6 kB", "6 kB"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "fp32, backward",
+        "bf16, forward",
+        "fp16, backward",
+        "other dtypes, clipping and other",
+    ]
+    assert "one 6 kB; two 6 kB" in figure.alt and png(figure)
+
+
+def test_each_dtype_has_its_format_colour():
+    from matplotlib.colors import to_hex
+
+    colours = [to_hex(bar.get_facecolor()).upper() for bar in traffic_figure(CALLS).axes[0].patches]
+    assert colours == [
+        *(FORMAT_COLOURS[fmt].upper() for fmt in ("bf16", "fp32")),
+        FAINT.upper(),
+        FORMAT_COLOURS["fp16"].upper(),
+    ]
+
+
+def test_errors_stop_where_something_overflows():
+    figure = reduction_figure({"a": (row(2), row(4, lost=0.25), row(8, overflowed=0.5)), "b": (row(2), row(4), row(8))})
+    error, lost, overflowed = figure.axes
+    values = list(error.lines[0].get_ydata())
+    assert values[:2] == [1e-3, 1e-3] and math.isnan(values[2])
+    assert list(lost.lines[0].get_ydata()) == [0, 25, 0]
+    assert list(overflowed.lines[0].get_ydata()) == [0, 0, 50]
+    assert list(error.lines[1].get_xdata()) == [2, 4, 8]
+    assert "At 8 ranks, a: relative error 0.001, lost 0.0 %, overflowed 50.0 %" in figure.alt and png(figure)
+
+
+def test_a_window_of_scales_is_told_in_words():
+    ways = {
+        "after": tuple(row(64, 2.0**e, lost=0.5 * (e < -2), overflowed=0.5 * (e > 2)) for e in range(-4, 5, 2)),
+        "none": (row(64, 1.0, lost=0.1, overflowed=0.1),),
+    }
+    figure = scale_window_figure(ways)
+    assert "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both" in figure.alt
+    above, below = figure.axes
+    assert list(above.lines[0].get_ydata()) == [50, 0, 0, 0, 0]
+    assert list(below.lines[0].get_ydata()) == [0, 0, 0, 0, 50]
+    assert png(figure)
+
+
+def test_ring_times_have_a_plot_for_each_overlap():
+    rows = halve_bytes(RingModel(0.0, 1e9), 10**9, 4.0, ranks=[2, 4], overlaps=[0.5, 0])
+    figure = ring_figure(rows, "a model")
+    first, second = figure.axes
+    assert [list(line.get_ydata()) for line in first.lines] == [[8, 10], [6, 7]]
+    assert [list(line.get_ydata()) for line in second.lines] == [[6, 8], [4, 5]]
+    assert first.get_title(loc="left") == "No overlap"
+    assert second.get_title(loc="left") == "50 % of the computation can overlap"
+    assert {"1.33× as fast", "1.43× as fast"} <= {text.get_text() for text in first.texts}
+    assert png(figure)

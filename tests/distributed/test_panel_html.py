@@ -1,0 +1,174 @@
+"""The words and the picture of `RankExplorer`: a verdict tells what the run did, the picture has every skip and every rank."""
+
+import itertools
+import re
+from html import unescape
+from xml.etree import ElementTree
+
+import pytest
+
+from amp_course.distributed.panel_html import RANKS, describe, name_ranks, run_view, scale_text, verdict
+from amp_course.distributed.simulation import RankRun, simulate
+
+
+def made(skipped, scales, distances=None, agreement="nothing", overflowed=None):
+    """A run of given skips and last scales, by rank."""
+    skipped = tuple(tuple(map(bool, of_rank)) for of_rank in skipped)
+    steps = len(skipped[0])
+    distances = distances or [0.0] * len(skipped)
+    return RankRun(
+        agreement,
+        scales=tuple((1024.0,) * (steps - 1) + (float(scale),) for scale in scales),
+        overflowed=overflowed or skipped,
+        skipped=skipped,
+        distances=tuple((0.0,) * (steps - 1) + (distance,) for distance in distances),
+        norms=((),) * len(skipped),
+    )
+
+
+NEVER = [[0, 0, 0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (
+            made(NEVER, [1024] * 4),
+            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and equal layer norms.",
+        ),
+        (
+            made(NEVER, [1024] * 4, agreement="gradients all-reduced"),
+            "No rank overflows, so there is nothing to agree on: all 4 ranks keep one scale and equal weights.",
+        ),
+        (
+            made([[0, 1, 0]] * 4, [512] * 4, agreement="gradients all-reduced"),
+            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 1 together, and keep one "
+            "scale and equal weights.",
+        ),
+        (
+            made([[0, 1, 1]] * 2, [512] * 2, agreement="found_inf agreed"),
+            "**One all-reduce of found_inf keeps the ranks together:** both ranks skip 2 steps together, and keep one "
+            "scale and equal layer norms.",
+        ),
+        (
+            made([[0, 1, 0]] * 4, [512] * 4),
+            "Every rank overflows in the same steps, so all 4 ranks skip step 1 together, and keep one scale and equal layer "
+            "norms. **That is luck:** nothing makes them agree.",
+        ),
+        (
+            made([[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]], [1024, 512, 1024, 1024], [0.0, 0.0312, 0.0, 0.0]),
+            "In step 1 rank 1 skips and the others step: **from step 2 on their scales differ**, and with them the units of "
+            "the gradients that they add up. At the end the scale is 512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer "
+            "norms differ from rank 0's by up to 0.031.",
+        ),
+        (
+            made([[0, 1, 0], [0, 0, 0]], [0.5, 1], [0.0, 250.0]),
+            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and with them the units of the "
+            "gradients that they add up. At the end the scale is 1/2 on rank 0 and 1 on rank 1, and the layer norms differ "
+            "from rank 0's by up to 250.",
+        ),
+        (
+            made([[1, 1, 0], [1, 0, 0], [0, 0, 0]], [256, 512, 1024], [0.0, 0.1, 2.0]),
+            "In step 0 ranks 0 and 1 skip and rank 2 steps: **from step 1 on their scales differ**, and with them the units of "
+            "the gradients that they add up. At the end the scale ranges from 256 to 1,024, and the layer norms differ from "
+            "rank 0's by up to 2.",
+        ),
+        (
+            made([[1, 0, 0], [0, 1, 0]], [512, 512], [0.0, 0.2]),
+            "In step 0 rank 0 skips and rank 1 steps: **from step 1 on their scales differ**, and with them the units of the "
+            "gradients that they add up. At the end the scales happen to be equal again, but the layer norms differ from rank "
+            "0's by up to 0.2.",
+        ),
+        (
+            made([[0, 0, 1], [0, 0, 0]], [1024, 1024], [0.0, 0.01]),
+            "In step 2 rank 0 skips and rank 1 steps: **their layer norms now differ from rank 0's by up to 0.01**, and their "
+            "scales will differ in the next step.",
+        ),
+    ],
+)
+def test_the_verdict(run, words):
+    assert verdict(run) == words
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_verdict_of_real_runs_is_true(ranks):
+    run = simulate(ranks, "nothing", {4: [1], 7: [0]}, steps=12)
+    assert "from step 5 on their scales differ" in verdict(run)
+    assert len({scales[4] for scales in run.scales}) == 1 and len({scales[5] for scales in run.scales}) == 2
+    assert f"by up to {max(each[-1] for each in run.distances):.2g}." in verdict(run)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        ([3], "rank 3"),
+        ([0, 1], "ranks 0 and 1"),
+        ([0, 2, 3, 4], "ranks 0 and 2–4"),
+        ([0, 2, 3], "ranks 0, 2 and 3"),
+        ([0, 1, 2, 4, 6, 7], "ranks 0–2, 4, 6 and 7"),
+        ([0, 1, 2, 3], "ranks 0–3"),
+    ],
+)
+def test_names_of_ranks(ranks, name):
+    assert name_ranks(ranks) == name
+
+
+def test_scales_in_full():
+    assert [scale_text(scale) for scale in (65536.0, 1.0, 0.25)] == ["65,536", "1", "1/4"]
+
+
+def parsed(run):
+    """The view's picture, as XML: so it is well-formed, too."""
+    return ElementTree.fromstring(re.search(r"<svg role.*?</svg>(?=<div>)", run_view(run), flags=re.S)[0])
+
+
+NAMED = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("agreement", ["nothing", "found_inf agreed"])
+def test_the_picture_marks_every_skip_and_whose_it_was(agreement):
+    run = simulate(8, agreement, {2: [0], 3: [0, 5]}, steps=10)
+    tips = [tip.text for tip in parsed(run).iter(f"{NAMED}title")]
+    for rank in range(8):
+        for step in range(10):
+            who = "it" if run.overflowed[rank][step] else "another rank"
+            tip = f"rank {rank}, step {step}: skipped, as {who} overflowed"
+            assert (tip in tips) is run.skipped[rank][step]
+    assert len(tips) == sum(map(sum, run.skipped)) == (3 if agreement == "nothing" else 16)
+
+
+def test_every_group_has_its_line_and_its_name_within_the_picture():
+    run = simulate(8, "nothing", {1: [1], 2: [3], 3: [4], 4: [6]}, steps=12)
+    picture = parsed(run)
+    width, height = map(float, picture.get("viewBox").split()[2:])
+    lines = list(picture.iter(f"{NAMED}polyline"))
+    assert len(lines) == 2 * len(run.groups()) == 10
+    for each in lines:
+        points = [tuple(map(float, point.split(","))) for point in each.get("points").split()]
+        assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+    words = [(text.text, float(text.get("x")), float(text.get("y"))) for text in picture.iter(f"{NAMED}text")]
+    names = [(name, x, y) for name, x, y in words if name.startswith("rank")]
+    assert {name for name, *_ in names} >= {"ranks 0, 2, 5 and 7", "rank 1", "rank 3", "rank 4", "rank 6"}
+    heights = sorted(y for _, x, y in names if x > 500)
+    assert heights[-1] < height and all(x < width for _, x, _ in names)
+    assert all(after - before > 12.9 for before, after in itertools.pairwise(heights))
+
+
+def test_ranks_are_told_apart_by_colour_and_without():
+    assert len({colour for colour, _ in RANKS}) == len({dash for _, dash in RANKS}) == len(RANKS) == 8
+
+
+@pytest.mark.parametrize("run", [simulate(2, "nothing", {}, steps=1), simulate(2, "nothing", {0: [0]}, steps=1)])
+def test_a_run_of_one_step_is_drawn_too(run):
+    assert parsed(run).get("aria-label") == describe(run)
+
+
+def test_a_screen_reader_is_told_the_numbers():
+    run = simulate(4, "nothing", {2: [1]}, steps=10, growth_interval=None)
+    view = run_view(run)
+    assert '<div role="status" aria-live="polite"' in view
+    label = unescape(re.search(r'aria-label="([^"]*)"', view)[1])
+    assert label.startswith(
+        "10 steps. ranks 0, 2 and 3: scale from 1,024 to 1,024, 0 skipped, distance from rank 0 0; rank 1"
+    )
+    assert "**" not in label and "from step 3 on their scales differ" in label
