@@ -205,7 +205,7 @@ def _rows(run: RankRun, top: float) -> list[str]:
     parts = []
     for rank in range(run.ranks):
         y, (colour, dash) = top + rank * _ROW, RANKS[rank]
-        parts.append(line(8, y + _ROW / 2, 40, y + _ROW / 2, stroke=colour, width=2.2, dash=dash))
+        parts.append(line(8, y + _ROW / 2, 36, y + _ROW / 2, stroke=colour, width=2.2, dash=dash))
         parts.append(text(_LEFT - 8, y + _ROW / 2 + 4, f"rank {rank}", anchor="end"))
         parts.append(box(_LEFT, y + 2, _RIGHT - _LEFT, _ROW - 4, _STEPPED))
         for step in range(run.steps):

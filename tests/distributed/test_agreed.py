@@ -16,6 +16,7 @@ from torch.amp import GradScaler
 
 from amp_course.distributed.agreement import AgreedGradScaler
 from amp_course.distributed.agreement.drift import KINDS, run_drift
+from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.ranks import Report, warm_ranks
 
 INF, NAN, NONE = math.inf, math.nan, "none"
@@ -201,8 +202,11 @@ def test_state_and_copies_are_gradscalers() -> None:
 
 
 def test_a_real_training_parts_by_hand_and_only_there() -> None:
-    drifts = {kind: run_drift(kind, 80) for kind in KINDS}
-    for kind in ("ddp", "fsdp2", "agreed"):
+    kinds = [kind for kind in KINDS if FSDP2_ON_CPU or kind != "fsdp2"]
+    drifts = {kind: run_drift(kind, 80) for kind in kinds}
+    for kind in kinds:
+        if kind == "by hand":
+            continue
         one = drifts[kind]
         assert one.parted is None and max(one.distance) == 0.0
         assert any(one.skipped[0]) and one.skipped[0] == one.skipped[1]

@@ -42,7 +42,7 @@ def summed(calls):
         ("DDP, autocast fp16", "float32", 1),
         ("DDP, fp16 hook", "float16", 1),
         ("DDP, bf16 hook", "bfloat16", 1),
-        ("DDP, 4 synced", "float32", MICRO_BATCHES),
+        ("DDP, 4 micro-batches", "float32", MICRO_BATCHES),
         ("DDP, 4 with no_sync", "float32", 1),
     ],
 )

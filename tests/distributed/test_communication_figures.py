@@ -5,11 +5,8 @@ import math
 import pytest
 import torch
 
-from amp_course.distributed.communication import (
-    CollectiveCall,
-    ReductionError,
-    RingModel,
-    halve_bytes,
+from amp_course.distributed.communication import CollectiveCall, ReductionError, RingModel, halve_bytes
+from amp_course.distributed.communication.figures import (
     reduction_figure,
     ring_figure,
     scale_window_figure,

@@ -254,7 +254,7 @@ def loop(seconds):
     while time.monotonic() < end: pass
 def told():
     warm_ranks().start()
-    print(*warm_ranks().processes, flush=True)
+    print(warm_ranks()._folder, *warm_ranks().processes, flush=True)
 """
 BUSY = """
 told()
@@ -275,12 +275,13 @@ def _gone(processes: list[int], seconds: float = 10.0) -> bool:
 def test_the_ranks_end_with_their_parent(code: str, ending: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT + code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert parent.stdout is not None
-    processes = [int(one) for one in parent.stdout.readline().split()]
+    folder, *numbers = parent.stdout.readline().split()
+    processes = [int(one) for one in numbers]
     assert len(processes) == 2 and all(map(psutil.pid_exists, processes))
     time.sleep(0.3 if code is BUSY else 0)
     parent.send_signal(ending)
     said, _ = parent.communicate(timeout=30)
-    assert _gone(processes)
+    assert _gone(processes) and not os.path.exists(folder)
     assert said.strip() == ("interrupted ()" if ending == signal.SIGINT else "")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.launching import find_script, run_script
 
 NAMES = ("ddp_amp", "fsdp2_amp", "tensor_parallel_amp")
@@ -41,6 +42,7 @@ def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
+@pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 on a CPU needs torch 2.7")
 def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) -> None:
     straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")
     whole = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", straight)
@@ -58,3 +60,10 @@ def test_tensor_parallel_ranks_keep_one_scale_and_one_norm() -> None:
     found = [re.search(r"loss ([\d.]+), loss scale (\d+), weights ([\d.]+)", one) for one in printed]
     first, second = (one.groups() for one in found if one)
     assert first == second and float(first[0]) < 0.5
+
+
+def test_a_skip_decided_alone_ends_by_its_timeout() -> None:
+    found = run_script("skip_alone", seconds=120)
+    assert not found.ok and found.problem is not None
+    assert "rank 0 skips step 2" in found.output[0] and "rank 1 goes back in step 3" in found.output[1]
+    assert "Timed out waiting 5000" in found.problem and "in vain for another rank" in found.problem

@@ -205,6 +205,8 @@ def test_a_simulation_can_be_repeated_and_leaves_the_process_alone():
     first, second = (simulate(2, "nothing", {1: [0]}, steps=4) for _ in range(2))
     assert first == second != simulate(2, "nothing", {1: [0]}, steps=4, seed=1)
     assert torch.equal(before, torch.get_rng_state())
+    (x, _), (other, _) = next(_batches(1, 0)), next(_batches(1, 1))
+    assert x.shape == other.shape == (16, 16) and not torch.equal(x, other)
     assert not torch.is_autocast_enabled("cpu")
 
 

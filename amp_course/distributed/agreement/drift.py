@@ -14,11 +14,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.distributed.agreement.agreed import AgreedGradScaler
+from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.ranks import Ranks, warm_ranks
 from amp_course.distributed.scripts.tensor_parallel_amp import ParallelMLP
 from amp_course.kit.data import digits
@@ -41,12 +43,14 @@ class Drift:
     scales:   rank × step, the loss scale after the step
     skipped:  rank × step
     distance: for each step, the largest difference between the ranks in the weights that every rank has
+    losses:   rank × step
     """
 
     kind: Kind
     scales: tuple[tuple[float, ...], ...]
     skipped: tuple[tuple[bool, ...], ...]
     distance: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
 
     @property
     def parted(self) -> int | None:
@@ -57,19 +61,25 @@ class Drift:
 
 
 def run_drift(kind: Kind, steps: int = 60, *, seed: int = 0, ranks: Ranks | None = None) -> Drift:
-    """Train on the digits for so many steps on two ranks. Raises CourseError if a rank fails."""
+    """Train on the digits for so many steps on two ranks.
+
+    Raises CourseError if a rank fails, or for FSDP2 with a version of torch that cannot run it on a CPU.
+    """
+    if kind == "fsdp2" and not FSDP2_ON_CPU:
+        raise CourseError(f"FSDP2 needs torch 2.7 or newer to run on a CPU, and this is {torch.__version__}.")
     reports = (ranks or warm_ranks()).run(_train, kind, steps, seed, seconds=60.0)
     for rank, report in enumerate(reports):
         if report.failure is not None:
             raise CourseError(f"the training on rank {rank} failed: {report.failure.told}")
-    records = [report.value for report in reports]
-    first, *others = (record[2] for record in records)
-    distance = [max(float((a - b).abs().max()) for b in rest) for a, *rest in zip(first, *others, strict=True)]
-    return Drift(kind, tuple(r[0] for r in records), tuple(r[1] for r in records), tuple(distance))
+    scales, skipped, losses, weights = zip(*(report.value for report in reports), strict=True)
+    distance = [max(float((a - b).abs().max()) for b in others) for a, *others in zip(*weights, strict=True)]
+    return Drift(kind, scales, skipped, tuple(distance), losses)
 
 
-def _train(kind: Kind, steps: int, seed: int) -> tuple[tuple[float, ...], tuple[bool, ...], list[Tensor]]:
-    """Train on this rank; return its scale, whether it skipped, and its replicated weights, for each step."""
+def _train(
+    kind: Kind, steps: int, seed: int
+) -> tuple[tuple[float, ...], tuple[bool, ...], tuple[float, ...], list[Tensor]]:
+    """Train on this rank; return its scale, whether it skipped, its loss and its replicated weights, for each step."""
     torch.manual_seed(seed)
     model, shared, by_data = _BUILD[kind]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -79,7 +89,7 @@ def _train(kind: Kind, steps: int, seed: int) -> tuple[tuple[float, ...], tuple[
     inputs, targets = data.train_x.flatten(1), data.train_y
     stepped: list[bool] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-    scales, skipped, weights = [], [], []
+    scales, skipped, losses, weights = [], [], [], []
     for _ in range(steps):
         rows = torch.randint(len(targets), (_BATCH * dist.get_world_size(),))  # one seed, so the same on all ranks
         if by_data:
@@ -93,8 +103,9 @@ def _train(kind: Kind, steps: int, seed: int) -> tuple[tuple[float, ...], tuple[
         optimizer.zero_grad()
         scales.append(scaler.get_scale())
         skipped.append(not stepped)
+        losses.append(loss.item())
         weights.append(torch.cat([weight.detach().flatten() for weight in shared()]))
-    return tuple(scales), tuple(skipped), weights
+    return tuple(scales), tuple(skipped), tuple(losses), weights
 
 
 def _net() -> nn.Sequential:
@@ -108,7 +119,10 @@ def _ddp() -> tuple[nn.Module, Callable[[], Any], bool]:
 
 def _fsdp2() -> tuple[nn.Module, Callable[[], Any], bool]:
     net = _net()
-    fully_shard(net, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32))
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size(),)
+    )  # by default, FSDP2 moves the model to a GPU if there is one
+    fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32, torch.float32))
     return net, lambda: [weight.full_tensor() for weight in net.parameters()], True  # type: ignore[attr-defined]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -25,29 +25,28 @@ def drift_figure(*drifts: Drift) -> Figure:
         title(above, KINDS[drift.kind], "loss scale after each step; triangles: the rank skips")
         steps = range(1, len(drift.distance) + 1)
         below.plot(steps, drift.distance, color=INK, lw=1.4)
-        below.set_ylim(bottom=-0.0005)
+        below.set_ylim(-0.0005, max(0.01, *(1.05 * max(one.distance) for one in drifts)))
         below.set_xlabel("step", fontsize=8)
         title(below, "", "largest difference of the weights that both ranks have")
     axes[0][0].legend(fontsize=8, frameon=False, loc="upper left")
     return figure
 
 
-def _scales(axis: object, drift: Drift) -> None:
+def _scales(axis: Any, drift: Drift) -> None:
     for rank, (scales, skipped) in enumerate(zip(drift.scales, drift.skipped, strict=True)):
         colour, line, marker = RANK_STYLES[rank % len(RANK_STYLES)]
         steps = range(1, len(scales) + 1)
         # A little above each other, so that equal scales show as two lines
         shifted = [scale * 2 ** (0.06 * (1 - 2 * rank)) for scale in scales]
-        axis.step(steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}")  # type: ignore[attr-defined]
+        axis.step(steps, shifted, where="post", color=colour, linestyle=line, lw=1.4, label=f"rank {rank}")
         places = [(step, scale) for step, scale, skips in zip(steps, shifted, skipped, strict=True) if skips]
         if places:
-            axis.plot(*zip(*places, strict=True), marker, color=colour, markersize=6, linestyle="")  # type: ignore[attr-defined]
-    axis.set_yscale("log", base=2)  # type: ignore[attr-defined]
+            axis.plot(*zip(*places, strict=True), marker, color=colour, markersize=6, linestyle="")
+    axis.set_yscale("log", base=2)
 
 
 def _told(drift: Drift) -> str:
-    skips: Sequence[int] = [sum(skipped) for skipped in drift.skipped]
-    counts = " and ".join(map(str, skips))
+    counts = " and ".join(str(sum(skipped)) for skipped in drift.skipped)
     if drift.parted is None:
         return f"the scales stay equal, with {counts} skips on the ranks"
     return f"the scales part at step {drift.parted}, and the weights differ by up to {max(drift.distance):.2g}"

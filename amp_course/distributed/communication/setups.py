@@ -128,7 +128,7 @@ SETUPS = {
         Setup("DDP, autocast fp16", partial(build_ddp, scaled=True), partial(train_step, autocast=torch.float16)),
         Setup("DDP, fp16 hook", partial(build_ddp, hook=fp16_compress_hook), train_step),
         Setup("DDP, bf16 hook", partial(build_ddp, hook=_bf16_hook), train_step),
-        Setup("DDP, 4 synced", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)),
+        Setup("DDP, 4 micro-batches", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES, sync_all=True)),
         Setup("DDP, 4 with no_sync", build_ddp, partial(train_step, micro_batches=MICRO_BATCHES)),
         Setup("FSDP2, fp32", build_fsdp2, train_step),
         Setup("FSDP2, bf16, reduce fp32", partial(build_fsdp2, policy=_BF16_FP32), train_step),

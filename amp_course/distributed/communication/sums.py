@@ -28,7 +28,7 @@ def reduce_mean(
 
     dtype:      that the gradients are cast to, then travel in
     order:      "ring": each piece goes round the ring, n−1 additions in a row; "tree": pairs, then pairs of these
-    divide:     "before": by n, then add, which cannot overflow: `fp16_compress_hook` since pytorch#57410
+    divide:     "before": by n, then add: only the cast can overflow; `fp16_compress_hook` does so since pytorch#57410
                 "after":  add, then divide by n
                 "both":   by about √n before and by the rest after, see `predivide_factor`; FSDP2 does so in fp16
     accumulate: the dtype of the additions and of the division after them; by default `dtype`. With torch.float32 the terms still

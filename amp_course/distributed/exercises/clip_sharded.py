@@ -57,7 +57,11 @@ def _scene(rank: int, seed: int) -> list[tuple[str, list[Tensor], float]]:
         ("with a norm below max_norm", [drawn(2, 3, size=0.1), drawn(3, size=0.1)], 4.0),
         ("with a norm above max_norm", [drawn(4, 2 + rank), drawn(6, size=2.0)], 0.5),
         ("with a norm above max_norm only over both ranks", [torch.tensor([[1.5, -2.0 * rank], [0.0, 2.0]])], 3.0),
-        ("with fp16 gradients", [drawn(40, dtype=torch.float16, size=4e2), drawn(8, dtype=torch.float16, size=9e2)], 10.0),
+        (
+            "with fp16 gradients",
+            [drawn(40, dtype=torch.float16, size=4e2), drawn(8, dtype=torch.float16, size=9e2)],
+            10.0,
+        ),
         ("with small fp16 gradients", [drawn(16, dtype=torch.float16, size=2.0**-14)], 2.0**-14),
         ("with no gradients on rank 0", other if rank else [], 1.0),
         ("with no gradients on rank 1", [] if rank else other, 1.0),

@@ -62,7 +62,9 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
 def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
     """Let the answer take the steps with this rank's batches; return its turns."""
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # no kink, where answers that round differently could part
+    net = nn.Sequential(
+        nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
+    )  # no kink, where answers that round differently could part
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) / 2)
@@ -80,7 +82,9 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
 
     turns = []
     for count, max_norm, overflow, case in STEPS:
-        batches = [(torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(count)]
+        batches = [
+            (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(count)
+        ]
         if overflow and overflow[0] == dist.get_rank():
             batches[overflow[1]][0][0] = 1e6
         for record in (used, dtypes, wrapped):

@@ -153,7 +153,9 @@ def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
             "the growth tracker": state["_growth_tracker"],
             "whether `path` exists": os.path.exists(path),
         }
-        turns.append(Turn(case, facets, clues={"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum}))
+        turns.append(
+            Turn(case, facets, clues={"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum})
+        )
     return turns
 
 

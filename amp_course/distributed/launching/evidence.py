@@ -116,10 +116,11 @@ def read_text(file: Path) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Shorten the paths of installed packages and of the current folder, as a page for others should have them."""
-    packages = sysconfig.get_path("purelib")
-    library = sysconfig.get_path("stdlib")
-    return text.replace(packages, "…/site-packages").replace(library, "…/lib").replace(os.getcwd() + os.sep, "")
+    """Shorten the paths of packages, of the course and of the current folder, as a page for others should have them."""
+    packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
+    course = str(Path(__file__).resolve().parents[2])
+    text = text.replace(packages, "…/site-packages").replace(library, "…/lib").replace(os.getcwd() + os.sep, "")
+    return text.replace(course, "…/amp_course")
 
 
 def _end(facts: list[dict[str, Any]]) -> End | None:

@@ -14,6 +14,7 @@ import io
 import linecache
 import os
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -147,9 +148,10 @@ def _failure(error: BaseException, seconds: float) -> Failure:
         return Failure(told, type(error).__name__)
 
 
-def _watch_parent(parent: int) -> None:
+def _watch_parent(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -163,7 +165,7 @@ def main() -> None:
         sys.argv[5],
     )
     connection = Connection(socket)
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(parent, os.path.dirname(store)), daemon=True).start()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of libraries: what a rank says on its own is for nobody
     load_lazy_modules()
@@ -171,6 +173,7 @@ def main() -> None:
     here.join()
     connection.send_bytes(JOINED)
     here.serve()
+    shutil.rmtree(os.path.dirname(store), ignore_errors=True)  # if the parent was killed
 
 
 if __name__ == "__main__":

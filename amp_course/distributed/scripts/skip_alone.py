@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main():
+def main() -> None:
     # By default a collective waits for 30 minutes over gloo, 10 over NCCL. Five seconds are enough here.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 
-def main():
+def main() -> None:
     gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
     if gpu:
