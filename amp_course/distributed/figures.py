@@ -1,4 +1,4 @@
-"""The figures of chapter 10 about ranks in step. They take what a simulation recorded, and compute nothing."""
+"""The figure of `RankExplorer`. It takes what a simulation recorded, and simulates nothing."""
 
 from __future__ import annotations
 

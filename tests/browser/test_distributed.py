@@ -2,19 +2,13 @@
 
 import re
 
-import nbformat
 from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
 
-CELL = "from amp_course.distributed.panel import RankExplorer\n\nRankExplorer()"
-
 
 def test_rank_explorer_answers(lab, page, portray):
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(book, lab.folder / "notebooks" / "rank_explorer.ipynb")
-    open_notebook(page, lab.url("notebooks/rank_explorer.ipynb"))
+    open_notebook(page, lab.small_notebook("10_distributed", "RankExplorer()"))
     run_all(page)
     expect(errors(page)).to_have_count(0)
 

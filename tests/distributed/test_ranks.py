@@ -288,12 +288,14 @@ def test_the_ranks_end_with_their_parent(code: str, ending: signal.Signals) -> N
 def test_the_ranks_end_with_the_kernel() -> None:
     manager, client = start_new_kernel(cwd=str(ROOT))
     try:
-        shown: list[int] = []
-        client.execute_interactive(
-            SCRIPT + "told()",
-            timeout=60,
-            output_hook=lambda m: shown.extend(map(int, m["content"].get("text", "").split())),
-        )
+        words: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if message["content"].get("name") == "stdout":
+                words.extend(message["content"]["text"].split())
+
+        client.execute_interactive(SCRIPT + "told()", timeout=60, output_hook=hear)
+        shown = [int(word) for word in words[1:]]
         assert len(shown) == 2 and all(map(psutil.pid_exists, shown))
     finally:
         client.stop_channels()

@@ -47,7 +47,9 @@ def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) 
     straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")
     whole = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", straight)
     first = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken)
-    alone = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken, ranks=1)  # nothing left to train
+    alone = run(
+        "fsdp2_amp", "--dtype", "fp16", "--epochs", "1", "--checkpoint", broken, ranks=1
+    )  # nothing left to train
     resumed = run("fsdp2_amp", "--dtype", "fp16", "--epochs", "2", "--checkpoint", broken)
     assert len(weights(first)) == 1 and weights(first) == weights(alone)
     assert weights(resumed) == weights(whole) != weights(first)

@@ -83,13 +83,14 @@ def run_guarded(commands: Sequence[Command], folder: Path, seconds: float) -> En
 
 
 def local_environment() -> dict[str, str]:
-    """Return what ranks on one machine need: one thread each, and gloo on the loopback interface.
+    """Return what ranks on one machine need: one thread each, gloo on the loopback interface, and this package on the path.
 
     gloo would look up the machine's name otherwise, which fails on many a laptop. What is set already stays.
     """
     interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
     wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[3])]))
+    return {name: value for name, value in wanted.items() if name not in os.environ} | {"PYTHONPATH": path}
 
 
 def free_port() -> int:

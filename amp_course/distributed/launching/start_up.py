@@ -27,7 +27,7 @@ from amp_course.kit.table import html_table, text_table
 _PROBE = str(Path(__file__).with_name("probe.py"))
 _SECONDS = 60.0  # for one start
 _NOT_THEIRS = {  # set by us, by a shell, by a terminal
-    TOKEN, FOLDER, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
+    TOKEN, FOLDER, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PYTHONPATH", "_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
     "__CF_USER_TEXT_ENCODING",
 }  # fmt: skip
 QUICK = ("torchrun", "spawn", "by hand")
