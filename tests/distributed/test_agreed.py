@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -153,22 +154,50 @@ def test_a_rank_that_scales_no_loss_follows_the_others() -> None:
     assert values(_a_rank_without_a_loss) == [2.0, 2.0]
 
 
-def _scales_differ(loads: bool) -> None:
+def _load_scales(*scales: tuple[float, float]) -> None:
+    """Take a step after each pair of scales is loaded: rank 0's and rank 1's."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    scaler = AgreedGradScaler("cpu", init_scale=2.0**10)
-    saved = GradScaler("cpu", init_scale=2.0**6).state_dict()
-    if dist.get_rank() == 1 or loads:
-        scaler.load_state_dict(saved | {"scale": 2.0**6})
-    scaler.scale(weight.sum()).backward()
-    scaler.step(optimizer)
+    scaler = AgreedGradScaler("cpu")
+    for pair in scales:
+        scaler.load_state_dict(GradScaler("cpu").state_dict() | {"scale": pair[dist.get_rank()]})
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def test_scales_that_differ_are_told_on_all_ranks() -> None:
-    for report in on_ranks(_scales_differ, False):
-        assert report.failure is not None and report.failure.kind == "raised"
-        assert "the ranks' loss scales differ: rank 0 has 1024, rank 1 has 64" in report.failure.told
-    values(_scales_differ, True)
+    for pairs in ([(2.0**10, 64.0)], [(8.0, 8.0), (2.0**10, 64.0)]):
+        for report in on_ranks(_load_scales, *pairs):
+            assert report.failure is not None and report.failure.kind == "raised"
+            assert "the ranks' loss scales differ: rank 0 has 1024, rank 1 has 64" in report.failure.told
+    values(_load_scales, (8.0, 8.0), (64.0, 64.0))
+
+
+def _copy_with_a_group() -> float:
+    scaler = AgreedGradScaler("cpu", init_scale=4.0, process_group=dist.new_group([0, 1]))
+    return pickle.loads(pickle.dumps(scaler)).get_scale()
+
+
+def test_a_scaler_with_a_group_can_be_copied() -> None:
+    assert values(_copy_with_a_group) == [4.0, 4.0]
+
+
+def _comparisons() -> int:
+    """Count how often the scales are looked at, which makes the host wait."""
+    scaler, looked = AgreedGradScaler("cpu"), []
+    compare = scaler._compare
+    scaler._compare = lambda scales: (looked.append(scales), compare(scales))  # type: ignore[method-assign,assignment,return-value]
+    weight = nn.Parameter(torch.ones(1))
+    for _ in range(4):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(torch.optim.SGD([weight], lr=0.1))
+        scaler.update()
+    return len(looked)
+
+
+def test_the_scales_are_looked_at_once() -> None:
+    assert values(_comparisons) == [1, 1]
 
 
 def _collectives(enabled: bool, alone: bool) -> int:

@@ -73,7 +73,7 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
             assert bad is not None
             bad.view(-1)[-1] = float(case[rank])
         told = f"with {TOLD[case[0]]} on rank 0 and {TOLD[case[1]]} on rank 1"
-        stepped = read_bool(call_on_rank(answer, told, optimizer, scale), f"on rank {rank}, {told}")
+        stepped = read_bool(call_on_rank(answer, told, optimizer, scale), told)
         facets = {"the parameter": [weight.detach().clone() for weight in shard], "the return value": stepped}
         turns.append(Turn(told, facets, clues={"returned": stepped}))
     return turns

@@ -73,11 +73,9 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
 
     def average(case: str, gradient: Tensor, group: Any) -> tuple[Tensor, str]:
         before = len(collectives_so_far())
-        got = read_tensor(
-            call_on_rank(answer, case, gradient, group), f"on rank {rank}, {case}", shape=(6, ELEMENTS // 6)
-        )
+        got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=(6, ELEMENTS // 6))
         sent = {one.dtype for one in collectives_so_far()[before:] if one.elements >= ELEMENTS}
-        return got, " and ".join(sorted(sent)) or "nothing"
+        return got, " and ".join(sorted(sent)) or "float16"
 
     for *sizes, case in SIZES:
         got, sent = average(case, drawn(sizes[rank]), dist.group.WORLD)

@@ -74,7 +74,7 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
     turns = []
     for case, grads, max_norm in _scene(dist.get_rank(), seed):
         own = sum((grad.double().square().sum().item() for grad in grads), 0.0) ** 0.5
-        norm = read_number(call_on_rank(answer, case, grads, max_norm), f"on rank {dist.get_rank()}, {case}")
+        norm = read_number(call_on_rank(answer, case, grads, max_norm), case)
         facts = {"own": f"{own:.4g}", "max_norm": f"{max_norm:g}"}
         turns.append(Turn(case, {"the norm": norm, "the clipped gradient": [grad.clone() for grad in grads]}, facts))
     return turns

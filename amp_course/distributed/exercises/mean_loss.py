@@ -58,7 +58,7 @@ def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...
             told = f"for losses of {told}, {named}"
             loss, samples = case[dist.get_rank()]
             got = call_on_rank(answer, told, torch.tensor(loss, dtype=dtype), samples)
-            number = read_number(got, f"on rank {dist.get_rank()}, {told}")
+            number = read_number(got, told)
             turns.append(Turn(told, {"the mean loss": number}, {"total": f"{sum(n for _, n in case):,}"}))
     return turns
 

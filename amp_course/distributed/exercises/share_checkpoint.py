@@ -172,7 +172,8 @@ FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[n
 
 share_checkpoint.judge_by(
     right=right, play=play, tolerance=1e-6,
-    said={"whether this rank writes": "{case}, it is {got} that this rank writes a file, and {want} is right"},
+    said={"whether this rank writes": "{case}, {writes}",
+          "whether `path` exists": "{case}, there is no file at `path` afterwards"},
     mistakes=[
         Mistake("every rank writes", breaks="and no other rank", edits={FIRST: "if True:"},
                 told="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "

@@ -9,6 +9,7 @@ rank1.dump            where all its threads were when it received SIGABRT (or cr
 """
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -51,6 +52,7 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     _record(base, end="finished")
+    gc.collect()  # a process group in a reference cycle has threads, and they abort a process that they outlive (torch 2.13)
 
 
 def _record(base: str, **facts: Any) -> None:

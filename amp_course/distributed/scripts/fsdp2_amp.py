@@ -71,7 +71,7 @@ def main():
             dcp.save(states(), checkpoint_id=Path(options.checkpoint, f"epoch-{epoch:04}"))
     total = sum(weight.detach().double().full_tensor().sum().item() for weight in model.parameters())
     print(f"rank {dist.get_rank()}: sum of the weights {total:.10f}", flush=True)
-    gc.collect()  # what dcp leaves behind in cycles would keep gloo's threads alive past the end (torch 2.13)
+    gc.collect()  # else gloo's threads now and then outlive Python, and abort the process (torch 2.13)
     dist.destroy_process_group()
 
 

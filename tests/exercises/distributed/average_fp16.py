@@ -1,0 +1,91 @@
+"""Answers to `average_fp16`, spelt in other ways than the course's own."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def by_power_of_two(gradient, group):
+    ranks = dist.get_world_size(group)
+    largest = gradient.abs().max().double()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    if not math.isfinite(largest) or largest == 0:
+        exponent = 0
+    else:
+        exponent = 14 - math.frexp(largest.item())[1] - math.ceil(math.log2(ranks))
+    short = torch.ldexp(gradient.double(), torch.tensor(exponent)).half()
+    dist.all_reduce(short, group=group)
+    return torch.ldexp(short.double() / ranks, torch.tensor(-exponent)).float()
+
+
+def by_gathering(gradient, group):
+    ranks = dist.get_world_size(group)
+    size = gradient.abs().max().clamp(min=1e-35)
+    short = (gradient / size * 1000).half()
+    parts = [torch.empty_like(short) for _ in range(ranks)]
+    sizes = [torch.empty_like(size) for _ in range(ranks)]
+    dist.all_gather(parts, short, group=group)
+    dist.all_gather(sizes, size, group=group)
+    return sum(part.double() * one for part, one in zip(parts, sizes, strict=False)).div(1000 * ranks).float()
+
+
+def with_a_safe_largest(gradient, group):
+    largest = gradient.abs().amax().reshape(1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    largest = torch.where(largest > 0, largest, torch.ones(1))
+    ranks = dist.get_world_size(group=group)
+    unit = gradient / largest * (30_000 / ranks)
+    half = unit.to(torch.float16)
+    dist.all_reduce(half, group=group)
+    return half.to(torch.float32) / 30_000 * largest
+
+
+def scales_by_own(gradient, group):
+    largest = gradient.abs().max().clamp(min=1e-35)
+    short = (gradient / largest).half()
+    dist.all_reduce(short, group=group)
+    return short.float() * largest / dist.get_world_size(group)
+
+
+def adds_up_the_halves(gradient, group):
+    short = (gradient / dist.get_world_size(group)).half()
+    dist.all_reduce(short, group=group)
+    return short.float()
+
+
+def clamps(gradient, group):
+    short = gradient.clamp(-3e4, 3e4).half()
+    dist.all_reduce(short, group=group)
+    return short.float() / dist.get_world_size(group)
+
+
+def too_much_in_fp32(gradient, group):
+    mean = gradient.clone()
+    dist.all_reduce(mean, group=group)
+    return mean / dist.get_world_size(group)
+
+
+def with_avg(gradient, group):
+    dist.all_reduce(gradient, op=dist.ReduceOp.AVG, group=group)
+    return gradient
+
+
+def two_parts(gradient, group):
+    ranks = dist.get_world_size(group)
+    high = gradient.bfloat16()
+    low = (gradient - high.float()).bfloat16()
+    for part in (high, low):
+        dist.all_reduce(part, group=group)
+    return (high.float() + low.float()) / ranks
+
+
+RIGHT = {"a power of two": by_power_of_two, "all_gather": by_gathering, "a safe largest element": with_a_safe_largest}
+WRONG = {
+    "a scale of its own": (scales_by_own, None),
+    "divides first": (adds_up_the_halves, "divides before the cast"),
+    "clamps": (clamps, None),
+    "in fp32": (too_much_in_fp32, None),
+    "an average that gloo lacks": (with_avg, None),
+    "two bf16 parts": (two_parts, None),
+}

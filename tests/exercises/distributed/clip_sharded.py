@@ -1,0 +1,87 @@
+"""Answers to `clip_sharded`, spelt in other ways than the course's own."""
+
+import torch
+import torch.distributed as dist
+
+
+def in_fp64(grads, max_norm):
+    total = torch.tensor(sum((float((grad.double() ** 2).sum()) for grad in grads), 0.0), dtype=torch.float64)
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    for grad in grads:
+        grad.mul_(min(1.0, float(max_norm / norm)) if norm > 0 else 1.0)
+    return norm
+
+
+def by_norms(grads, max_norm):
+    own = torch.linalg.vector_norm(torch.cat([grad.flatten().float() for grad in grads] or [torch.zeros(1)]))
+    every = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    norm = torch.stack(every).norm().item()
+    if norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / norm) if grads else None
+    return norm
+
+
+def by_objects(grads, max_norm):
+    squares = [None, None]
+    dist.all_gather_object(squares, sum(grad.float().pow(2).sum().item() for grad in grads))
+    norm = sum(squares) ** 0.5
+    for grad in grads:
+        if norm > max_norm:
+            grad.copy_(grad.float() * (max_norm / norm))
+    return norm
+
+
+def clips_first(grads, max_norm):
+    own = by_norm(grads)
+    for grad in grads:
+        grad.mul_(min(1.0, max_norm / (own + 1e-12)))
+    total = torch.tensor(by_norm(grads) ** 2)
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def by_norm(grads):
+    return sum(grad.float().pow(2).sum().item() for grad in grads) ** 0.5
+
+
+def halves_of_the_limit(grads, max_norm):
+    limit = max_norm / dist.get_world_size() ** 0.5
+    norm = by_norm(grads)
+    for grad in grads:
+        grad.mul_(min(1.0, limit / max(norm, 1e-30)))
+    total = torch.tensor(norm**2)
+    dist.all_reduce(total)
+    return total.sqrt().item()
+
+
+def stacks(grads, max_norm):
+    total = torch.stack([grad.float().norm() for grad in grads]).square().sum()
+    dist.all_reduce(total)
+    norm = total.sqrt().item()
+    for grad in grads:
+        grad.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+def largest_element(grads, max_norm):
+    largest = torch.tensor(max((grad.abs().max().item() for grad in grads), default=0.0))
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.item()
+
+
+def sums_tensors(grads, max_norm):
+    for grad in grads:
+        dist.all_reduce(grad)
+    return by_norm(grads)
+
+
+RIGHT = {"in fp64": in_fp64, "the norm of the norms": by_norms, "all_gather_object": by_objects}
+WRONG = {
+    "clips, then measures": (clips_first, None),
+    "an equal share of the limit": (halves_of_the_limit, None),
+    "stacks what may be empty": (stacks, None),
+    "the largest element": (largest_element, None),
+    "adds up the gradients": (sums_tensors, None),
+}

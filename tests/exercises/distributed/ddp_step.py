@@ -1,0 +1,125 @@
+"""Answers to `ddp_step`, spelt in other ways than the course's own."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import clip_grad_norm_
+
+
+def by_flag(model, batches, loss_fn, optimizer, scaler, max_norm):
+    for number, (x, y) in enumerate(batches):
+        model.require_backward_grad_sync = number == len(batches) - 1
+        with torch.autocast("cpu", torch.float16):
+            output = model(x)
+        scaler.scale(loss_fn(output, y) / len(batches)).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    model.zero_grad()
+
+
+def first_and_last(model, batches, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad(set_to_none=False)
+
+    def backward(batch):
+        with torch.autocast(device_type="cpu", dtype=torch.half):
+            loss = loss_fn(model(batch[0]), batch[1])
+        scaler.scale(loss).backward()
+
+    *others, last = batches
+    with model.no_sync():
+        for batch in others:
+            backward(batch)
+    backward(last)
+    scaler.unscale_(optimizer)
+    for parameter in model.parameters():
+        parameter.grad /= len(batches)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def in_one_region(model, batches, loss_fn, optimizer, scaler, max_norm):
+    with contextlib.ExitStack() as stack, torch.autocast("cpu", dtype=torch.float16):
+        if len(batches) > 1:
+            stack.enter_context(model.no_sync())
+        for number, (x, y) in enumerate(batches, 1):
+            if number == len(batches):
+                stack.close()
+            scaler.scale(loss_fn(model(x), y).mul(1 / len(batches))).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    factor = min(1.0, max_norm / (norm.item() + 1e-6)) if norm.isfinite() else 1.0
+    for p in model.parameters():
+        p.grad.mul_(factor)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def all_in_one_batch(model, batches, loss_fn, optimizer, scaler, max_norm):
+    first_and_last(model, [tuple(map(torch.cat, zip(*batches, strict=False)))], loss_fn, optimizer, scaler, max_norm)
+
+
+def reduces_by_hand(model, batches, loss_fn, optimizer, scaler, max_norm):
+    with model.no_sync():
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = loss_fn(model(x), y)
+            scaler.scale(loss / len(batches)).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def steps_each(model, batches, loss_fn, optimizer, scaler, max_norm):
+    for batch in batches:
+        first_and_last(model, [batch], loss_fn, optimizer, scaler, max_norm)
+
+
+def no_clip_no_unscale(model, batches, loss_fn, optimizer, scaler, max_norm):
+    for number, (x, y) in enumerate(batches, 1):
+        with model.no_sync() if number < len(batches) else contextlib.nullcontext():
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = loss_fn(model(x), y)
+            scaler.scale(loss / len(batches)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def in_bf16(model, batches, loss_fn, optimizer, scaler, max_norm):
+    for number, (x, y) in enumerate(batches, 1):
+        with model.no_sync() if number < len(batches) else contextlib.nullcontext():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_fn(model(x), y)
+            scaler.scale(loss / len(batches)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def one_rank_stops(model, batches, loss_fn, optimizer, scaler, max_norm):
+    if dist.get_rank() == 1 and len(batches) == 4:
+        return
+    by_flag(model, batches, loss_fn, optimizer, scaler, max_norm)
+
+
+RIGHT = {"the flag of DDP": by_flag, "the last one apart": first_and_last, "one region, an exit stack": in_one_region}
+WRONG = {
+    "one large batch": (all_in_one_batch, None),
+    "sums over the ranks by hand": (reduces_by_hand, None),
+    "a step for each micro-batch": (steps_each, None),
+    "no clipping": (no_clip_no_unscale, "does not clip"),
+    "in bf16": (in_bf16, None),
+    "one rank returns early": (one_rank_stops, None),
+}
