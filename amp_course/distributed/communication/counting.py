@@ -64,7 +64,7 @@ def count_collectives(
 
     build:   makes model, optimizer and whatever else a step needs; DDP and `fully_shard` find the group on their own
     step:    gets what `build` returned, and runs one training step: real tensors, on the CPU
-    warm_up: steps that run before and are not counted; DDP orders its buckets anew, and tells all ranks, in the second
+    warm_up: steps that run before and are not counted; DDP sorts its buckets again, and tells all ranks, in the second
 
     The group is gone afterwards, also when an error is raised.
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,11 +117,11 @@ def read_text(file: Path) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Shorten the paths of packages, of the course and of the current folder, as a page for others should have them."""
+    """Shorten paths of packages, the course, temporary files and the current folder: a page for others has none."""
     packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
     course = str(Path(__file__).resolve().parents[2])
     text = text.replace(packages, "…/site-packages").replace(library, "…/lib").replace(os.getcwd() + os.sep, "")
-    return text.replace(course, "…/amp_course")
+    return text.replace(course, "…/amp_course").replace(tempfile.gettempdir() + os.sep, "…" + os.sep)
 
 
 def _end(facts: list[dict[str, Any]]) -> End | None:

@@ -33,7 +33,7 @@ PATIENCE = 10.0  # for the other commands, once one of them has failed
 
 
 class Family:
-    """All processes of one run, whoever their parent is by now. Example: Family("0a1b").end()"""
+    """All processes of one run, even those whose parent has ended. Example: Family("0a1b").end()"""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -101,7 +101,7 @@ def _start(job: dict[str, Any], folder: Path) -> list[subprocess.Popen[bytes]]:
 
 
 def _watch(commands: list[subprocess.Popen[bytes]], family: Family, until: float, asker: int) -> str:
-    """Wait for the commands; return "ended", or why to stop waiting: "time", or "closed" if whoever asked for them is gone."""
+    """Wait for the commands; return "ended", or why to stop waiting: "time", or "closed" if the process that asked is gone."""
     look_at, patience = 0.0, float("inf")
     while any(command.poll() is None for command in commands):
         now = time.monotonic()

@@ -75,7 +75,7 @@ def run_script(
     launched = without_paths(evidence.launcher.replace(str(_RANK_MAIN), str(file)))
     threads = environment.get("OMP_NUM_THREADS") or os.environ["OMP_NUM_THREADS"]
     problem, remarks = diagnose(evidence), notes(evidence, threads)
-    return ScriptRun("\n".join(typed), tuple(outputs), ended.seconds, problem, remarks, launched)
+    return ScriptRun(without_paths("\n".join(typed)), tuple(outputs), ended.seconds, problem, remarks, launched)
 
 
 def find_script(script: str | os.PathLike[str]) -> Path:
