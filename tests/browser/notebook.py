@@ -59,8 +59,9 @@ def outputs(page: Page) -> Locator:
 
 
 def errors(page: Page) -> Locator:
-    """Return the outputs that show an exception."""
-    return outputs(page).filter(has_text="Traceback (most recent call last)")
+    """Return the outputs that show an exception of the kernel's, and not one that a script has printed."""
+    raised = page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+    return outputs(page).and_(raised).filter(has_text="Traceback (most recent call last)")
 
 
 def cell_with(page: Page, text: str) -> Locator:

@@ -62,7 +62,7 @@ def _scene(rank: int, seed: int) -> list[tuple[str, list[Tensor], float]]:
             [drawn(40, dtype=torch.float16, size=4e2), drawn(8, dtype=torch.float16, size=9e2)],
             10.0,
         ),
-        ("with small fp16 gradients", [drawn(16, dtype=torch.float16, size=2.0**-14)], 2.0**-14),
+        ("with small fp16 gradients", [drawn(16, dtype=torch.float16, size=2.0**-9)], 2.0**-9),
         ("with no gradients on rank 0", other if rank else [], 1.0),
         ("with no gradients on rank 1", [] if rank else other, 1.0),
         ("with gradients of 0", [torch.zeros(3)], 1.0),

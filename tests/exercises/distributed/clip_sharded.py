@@ -33,6 +33,15 @@ def by_objects(grads, max_norm):
     return norm
 
 
+def as_torch_does(grads, max_norm):
+    own = torch.nn.utils.get_total_norm([grad.float() for grad in grads] or [torch.zeros(1)])
+    dist.all_reduce(total := own.square())
+    norm = total.sqrt()
+    for grad in grads:
+        grad.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm.item()
+
+
 def clips_first(grads, max_norm):
     own = by_norm(grads)
     for grad in grads:
@@ -77,7 +86,12 @@ def sums_tensors(grads, max_norm):
     return by_norm(grads)
 
 
-RIGHT = {"in fp64": in_fp64, "the norm of the norms": by_norms, "all_gather_object": by_objects}
+RIGHT = {
+    "in fp64": in_fp64,
+    "the norm of the norms": by_norms,
+    "all_gather_object": by_objects,
+    "as clip_grad_norm_": as_torch_does,
+}
 WRONG = {
     "clips, then measures": (clips_first, None),
     "an equal share of the limit": (halves_of_the_limit, None),
