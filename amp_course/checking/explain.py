@@ -21,6 +21,7 @@ _STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colours of a terminal
+_FOLDERS = re.compile(r"/(?:[^/\s'\"]+/)+")  # the folders of an absolute path
 _LONG = 300  # characters of a message or a line that are quoted
 
 
@@ -168,10 +169,13 @@ def explain(error: BaseException) -> str:
 
 
 def signature(error: BaseException) -> str:
-    """Name an exception so that two of one cause are alike: its type, and the first sentence of its message."""
+    """Name an exception so that two of one cause are alike: its type, and the first sentence of its message, without folders.
+
+    Each time that an answer plays, its files are in another temporary folder.
+    """
     if type(error) is Explained:
         return error.signature
-    return f"{_kind(error)}: {_message(error).split('. ')[0]}"
+    return f"{_kind(error)}: {_FOLDERS.sub('…/', _message(error)).split('. ')[0]}"
 
 
 def short(text: str, length: int = _LONG) -> str:

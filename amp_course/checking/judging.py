@@ -100,7 +100,7 @@ class Judge:
         if left is not None:
             left.leaks += found.leaks
             left.remarks += found.remarks
-        wrong = self.explain(mine, right, lambda mistake: self._turns_of_ours(mistake.made_of(self.right), seed))
+        wrong = self.explain(mine, right, lambda mistake: self.turns_of_mistake(mistake, seed))
         if wrong is not None:
             raise wrong
 
@@ -129,6 +129,10 @@ class Judge:
     def turns(self, answer: Any, seed: int) -> list[Turn]:
         """Play an answer on what a seed draws, and return all its turns."""
         return list(self._turns_of_ours(answer, seed))
+
+    def turns_of_mistake(self, mistake: Mistake, seed: int) -> Generator[Turn]:
+        """Play a mistake on what a seed draws, turn by turn."""
+        return self._turns_of_ours(mistake.made_of(self.right), seed)
 
     def _turns_of_ours(self, answer: Any, seed: int) -> Generator[Turn]:
         with sandbox(_OURS):

@@ -10,7 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
-from amp_course.distributed.panel_html import NEUTRAL, OVERFLOWED, RANKS, SKIPPED, describe, name_ranks, replicated
+from amp_course.distributed.panel_html import (
+    NEUTRAL,
+    OVERFLOWED,
+    RANKS,
+    SKIPPED,
+    describe,
+    name_ranks,
+    replicated,
+    step_ticks,
+)
 from amp_course.distributed.simulation import RankRun
 from amp_course.kit.style import FAINT, new_figure, title
 
@@ -46,7 +55,7 @@ def rank_figure(run: RankRun) -> Figure:
     distances.set_yticks([], minor=True)
     distances.set_ylim(-0.3 * 10.0**low, 2 * 10.0 ** max(high, low + 1))
     distances.set_xlim(0, run.steps)
-    distances.set_xticks([step + 0.5 for step in range(0, run.steps, 5)], [str(n) for n in range(0, run.steps, 5)])
+    distances.set_xticks([step - 0.5 for step in step_ticks(run)], [str(step) for step in step_ticks(run)])
     distances.set_xlabel("step", fontsize=8)
     title(scales, f"{run.ranks} ranks {_AGREE[run.agreement]}", "loss scale")
     title(rows, "Who skips?")

@@ -22,7 +22,7 @@ def plan_outliers(pattern: str, where: int | str, first: int, ranks: int, steps:
 
     pattern: one of PATTERNS
     where:   a rank, or ALL, or IN_TURN: the first outlier (or burst) on rank 0, the next one on rank 1, and so on
-    first:   the step of the first outlier, from 0
+    first:   the step of the first outlier, from 0 as in `simulate`
 
     Raises KeyError for an unknown pattern. Example: plan_outliers("once", 1, first=12, ranks=4, steps=30) → {12: (1,)}
     """
@@ -64,7 +64,7 @@ class RankExplorer(Panel):
             "after how many steps without an inf a scaler doubles its scale",
         )
         self.steps = _slider(30, 10, 40, "steps", "how many steps the ranks train")
-        self.first = _slider(12, 0, 29, "first outlier at", "the step of the first outlier, counted from 0")
+        self.first = _slider(13, 1, 30, "first outlier at", "the step of the first outlier; the first step is 1")
         controls = [self.agreement, self.ranks, self.pattern, self.where, self.first, self.steps, self.growth]
         box = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
         super().__init__("RankExplorer: which ranks skip, and do they stay equal?", [box], widgets.HTML())
@@ -88,7 +88,7 @@ class RankExplorer(Panel):
 
     def _change_steps(self, change: Any) -> None:
         self._setting = True
-        self.first.max = self.steps.value - 1
+        self.first.max = self.steps.value
         self._setting = False
         self._redraw()
 
@@ -97,7 +97,7 @@ class RankExplorer(Panel):
             return
         self.where.disabled = self.first.disabled = self.pattern.value == "never"
         ranks, steps = self.ranks.value, self.steps.value
-        plan = plan_outliers(self.pattern.value, self.where.value, self.first.value, ranks, steps)
+        plan = plan_outliers(self.pattern.value, self.where.value, self.first.value - 1, ranks, steps)
         settings = (ranks, self.agreement.value, tuple(plan.items()), steps, self.growth.value)
         if settings not in self._runs:
             self._runs[settings] = simulate(ranks, self.agreement.value, plan, steps, self.growth.value)

@@ -46,7 +46,7 @@ def verdict(run: RankRun) -> str:
     """Say in a sentence or two whether the ranks stayed together, in `kit.markup`'s Markdown."""
     everyone = "both ranks" if run.ranks == 2 else f"all {run.ranks} ranks"
     kept = f"keep one scale and equal {replicated(run)}"
-    skips = [step for step, at in enumerate(zip(*run.skipped, strict=True)) if any(at)]
+    skips = [step for step, at in enumerate(zip(*run.skipped, strict=True), 1) if any(at)]
     if not skips:
         return f"No rank overflows, so there is nothing to agree on: {everyone} {kept}."
     split = run.first_split()
@@ -65,12 +65,12 @@ def _drift(run: RankRun, split: int) -> str:
     skipping = [rank for rank in range(run.ranks) if run.skipped[rank][split]]
     stepping = [rank for rank in range(run.ranks) if rank not in skipping]
     others = "the others step" if len(stepping) > 1 else f"rank {stepping[0]} steps"
-    said = f"In step {split} {name_ranks(skipping)} {'skips' if len(skipping) == 1 else 'skip'} and {others}"
+    said = f"In step {split + 1} {name_ranks(skipping)} {'skips' if len(skipping) == 1 else 'skip'} and {others}"
     ends = [scales[-1] for scales in run.scales]
     apart = f"differ from rank 0's by up to {_number(max(each[-1] for each in run.distances))}"
     if split == run.steps - 1:
         return f"{said}: **their {replicated(run)} now {apart}**, and their scales will differ in the next step."
-    said += f": **from step {split + 1} on their scales differ**, and with them the units of the gradients that they add up."
+    said += f": **from step {split + 2} on their scales differ**, and with them the units of the gradients that they add up."
     low = [rank for rank in range(run.ranks) if ends[rank] == min(ends)]
     high = [rank for rank in range(run.ranks) if ends[rank] == max(ends)]
     if low == high:
@@ -121,6 +121,11 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or not value else f"{value:.2g}"
 
 
+def step_ticks(run: RankRun) -> list[int]:
+    """Return the numbers of steps, from 1, to write at an axis. Example: a run of 12 steps → [1, 5, 10]"""
+    return [1, *range(5, run.steps + 1, 5)]
+
+
 def _steps(steps: Sequence[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps"
 
@@ -131,8 +136,8 @@ def _picture(run: RankRun) -> str:
     distances = rows + run.ranks * _ROW + 34
     floor = distances + _DISTANCE_HEIGHT
     parts = []
-    for step in range(0, run.steps, 5):
-        x = _across(run, step + 0.5)
+    for step in step_ticks(run):
+        x = _across(run, step - 0.5)
         for top, bottom in ((28, 28 + _SCALE_HEIGHT), (distances, floor)):
             parts.append(line(x, top, x, bottom, stroke=GRID, width=0.5))
         parts.append(text(x, floor + 18, str(step), anchor="middle"))
@@ -211,7 +216,7 @@ def _rows(run: RankRun, top: float) -> list[str]:
         for step in range(run.steps):
             if run.skipped[rank][step]:
                 own = run.overflowed[rank][step]
-                tip = f"rank {rank}, step {step}: skipped, as {'it' if own else 'another rank'} overflowed"
+                tip = f"rank {rank}, step {step + 1}: skipped, as {'it' if own else 'another rank'} overflowed"
                 hatch, width = OVERFLOWED if own else SKIPPED, _across(run, 1) - _LEFT
                 parts.append(box(_across(run, step) + 1, y + 2, width - 2, _ROW - 4, colour, hatch=hatch, tip=tip))
     return parts

@@ -89,7 +89,7 @@ def simulate(
 
     Raises ValueError for a number of ranks, an agreement, steps or a schedule that cannot be simulated.
     Example: simulate(2, "nothing", {3: [1]}, steps=5).scales → 1024 at every step on rank 0, 512 from step 4 on rank 1
-    Source: pytorch#136009; Shoeybi et al., "Megatron-LM", 2019, section 3, for the cut layers.
+    Source: fairseq2#1374; Shoeybi et al., "Megatron-LM", 2019, section 3, for the cut layers.
     """
     _require(ranks, agreement, overflow_at, steps, growth_interval)
     replicas = agreement == "gradients all-reduced"

@@ -15,7 +15,7 @@ def test_rank_explorer_answers(lab, page, portray):
     panel = cell_with(page, "RankExplorer()")
     verdict = panel.locator('[role="status"]').last
     picture = panel.get_by_role("img").first
-    expect(verdict).to_contain_text("In step 12 rank 1 skips and the others step")
+    expect(verdict).to_contain_text("In step 13 rank 1 skips and the others step")
     expect(verdict).to_contain_text("the layer norms differ from rank 0's")
     expect(picture).to_have_attribute(
         "aria-label", re.compile(r"^30 steps\. ranks 0, 2 and 3: scale from .*; rank 1: scale")
@@ -24,7 +24,7 @@ def test_rank_explorer_answers(lab, page, portray):
     # Another way to agree, by keyboard: the gradients' all-reduce first, then that of found_inf.
     agreement = panel.get_by_label("ranks agree on", exact=True)
     choose_next(page, agreement)
-    expect(verdict).to_contain_text("all 4 ranks skip step 12 together, and keep one scale and equal weights")
+    expect(verdict).to_contain_text("all 4 ranks skip step 13 together, and keep one scale and equal weights")
     choose_next(page, agreement)
     expect(verdict).to_contain_text("One all-reduce of found_inf keeps the ranks together")
     expect(picture).to_have_attribute(
@@ -34,25 +34,25 @@ def test_rank_explorer_answers(lab, page, portray):
     # A later outlier, with the arrow keys.
     first = panel.get_by_role("slider", name="first outlier at")
     press(page, first, *["ArrowRight"] * 3)
-    expect(verdict).to_contain_text("skip step 15 together")
+    expect(verdict).to_contain_text("skip step 16 together")
     press(page, first, "Home")
-    expect(verdict).to_contain_text("skip step 0 together")
+    expect(verdict).to_contain_text("skip step 1 together")
 
     # Eight ranks, and outliers on one after the other.
     choose_next(page, panel.get_by_label("ranks", exact=True))
-    expect(verdict).to_contain_text("all 8 ranks skip step 0 together")
+    expect(verdict).to_contain_text("all 8 ranks skip step 1 together")
     panel.get_by_label("on", exact=True).select_option("the ranks in turn")
     choose_next(page, panel.get_by_label("outliers", exact=True))
     expect(verdict).to_contain_text("all 8 ranks skip 6 steps together")
     agreement.select_option("nothing (each has a shard)")
-    expect(verdict).to_contain_text("In step 0 rank 0 skips and the others step: from step 1 on their scales differ")
+    expect(verdict).to_contain_text("In step 1 rank 0 skips and the others step: from step 2 on their scales differ")
     expect(picture).to_have_attribute("aria-label", re.compile("rank 5: scale from .*ranks 6 and 7: scale from"))
 
     # Fewer steps: the first outlier stays within them.
     press(page, first, "End")
     press(page, panel.get_by_role("slider", name="steps"), "Home")
     expect(verdict).to_contain_text("their scales will differ in the next step")
-    expect(first).to_have_attribute("aria-valuetext", "9")
+    expect(first).to_have_attribute("aria-valuetext", "10")
 
     # Without outliers, two of the controls have nothing to say.
     panel.get_by_label("outliers", exact=True).select_option("never")
@@ -63,5 +63,5 @@ def test_rank_explorer_answers(lab, page, portray):
     press(page, panel.get_by_role("slider", name="steps"), "End")
     expect(picture).to_have_attribute("aria-label", re.compile(r"^40 steps\."))
     press(page, first, "Home", *["ArrowRight"] * 3)
-    expect(verdict).to_contain_text("In step 3 rank 0 skips and the others step")
+    expect(verdict).to_contain_text("In step 4 rank 0 skips and the others step")
     portray(panel, "10_distributed")

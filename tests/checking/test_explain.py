@@ -3,13 +3,14 @@
 import errno
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from amp_course.checking.explain import _KNOWN, explain, short, where
+from amp_course.checking.explain import _KNOWN, explain, short, signature, where
 
 
 def scaler() -> torch.amp.GradScaler:
@@ -402,3 +403,12 @@ def test_unusual_errors(error: BaseException, words: str) -> None:
 def test_short() -> None:
     assert short("aaaaaaaa", 4) == "aaa…"
     assert short("aaaa", 4) == "aaaa"
+
+
+def test_errors_of_one_cause_are_alike_in_any_folder(tmp_path: Path) -> None:
+    def missing(path: Path) -> str:
+        return signature(raised_by(lambda: torch.load(path)))
+
+    assert missing(tmp_path / "one" / "a.pt") == missing(tmp_path / "two" / "deeper" / "a.pt")
+    assert missing(tmp_path / "one" / "a.pt") != missing(tmp_path / "one" / "b.pt")
+    assert signature(ValueError("a / b is 2. And more")) == "ValueError: a / b is 2"

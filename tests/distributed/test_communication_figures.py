@@ -80,9 +80,11 @@ def test_a_window_of_scales_is_told_in_words():
     }
     figure = scale_window_figure(ways)
     assert "after: nothing is lost or overflows from 2^-2 to 2^2; none: no scale is free of both" in figure.alt
-    above, below = figure.axes
-    assert list(above.lines[0].get_ydata()) == [50, 0, 0, 0, 0]
-    assert list(below.lines[0].get_ydata()) == [0, 0, 0, 0, 50]
+    errors, lost, overflowed = figure.axes
+    assert list(errors.lines[0].get_ydata())[:-1] == pytest.approx([0.1] * 4)
+    assert math.isnan(errors.lines[0].get_ydata()[-1]), "drawn where nothing overflows"
+    assert list(lost.lines[0].get_ydata()) == [50, 0, 0, 0, 0]
+    assert list(overflowed.lines[0].get_ydata()) == [0, 0, 0, 0, 50]
     assert png(figure)
 
 

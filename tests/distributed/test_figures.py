@@ -40,7 +40,7 @@ def test_the_alt_text_tells_the_runs_story():
         "2 ranks all-reduce their gradients: loss scale, skipped steps and distance from rank 0's weights"
     )
     assert "ranks 0 and 1: scale from 1,024 to 512, 1 skipped, distance from rank 0 0." in alt
-    assert alt.endswith("both ranks skip step 1 together, and keep one scale and equal weights.")
+    assert alt.endswith("both ranks skip step 2 together, and keep one scale and equal weights.")
 
 
 @pytest.mark.parametrize("overflow_at", [{}, {0: [0]}])

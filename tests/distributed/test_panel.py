@@ -21,7 +21,7 @@ def made():
 @pytest.fixture
 def panel(made):
     made.agreement.value, made.ranks.value, made.pattern.value, made.where.value = "nothing", 4, "once", 1
-    made.steps.value, made.first.value, made.growth.value = 30, 12, 8
+    made.steps.value, made.first.value, made.growth.value = 30, 13, 8
     return made
 
 
@@ -40,7 +40,7 @@ def test_each_agreement_is_simulated(panel, agreement):
 
 def test_every_control_changes_what_is_simulated(panel):
     panel.ranks.value, panel.pattern.value, panel.where.value = 2, "every 5th step", IN_TURN
-    panel.first.value, panel.steps.value, panel.growth.value = 3, 20, 4
+    panel.first.value, panel.steps.value, panel.growth.value = 4, 20, 4
     assert panel.run == simulate(2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=4)
     panel.growth.value = None
     assert panel.run == simulate(2, "nothing", {3: [0], 8: [1], 13: [0], 18: [1]}, steps=20, growth_interval=None)
@@ -85,12 +85,12 @@ def test_a_change_of_ranks_or_steps_redraws_once(panel, monkeypatch):
     calls.clear()
     panel.ranks.value = 2
     assert calls == [2]
-    panel.first.value = 29
+    panel.first.value = 30
     calls.clear()
     panel.steps.value = 10
-    assert calls == [2] and panel.first.value == panel.first.max == 9
+    assert calls == [2] and panel.first.value == panel.first.max == 10
     panel.steps.value = 40
-    assert panel.first.max == 39
+    assert panel.first.max == 40
 
 
 def test_without_outliers_their_controls_are_off(panel):

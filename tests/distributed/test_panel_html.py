@@ -42,7 +42,7 @@ NEVER = [[0, 0, 0]] * 4
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4, agreement="gradients all-reduced"),
-            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 1 together, and keep one "
+            "**The all-reduce of the gradients spreads the inf or NaN:** all 4 ranks skip step 2 together, and keep one "
             "scale and equal weights.",
         ),
         (
@@ -52,36 +52,36 @@ NEVER = [[0, 0, 0]] * 4
         ),
         (
             made([[0, 1, 0]] * 4, [512] * 4),
-            "Every rank overflows in the same steps, so all 4 ranks skip step 1 together, and keep one scale and equal layer "
+            "Every rank overflows in the same steps, so all 4 ranks skip step 2 together, and keep one scale and equal layer "
             "norms. **That is luck:** nothing makes them agree.",
         ),
         (
             made([[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]], [1024, 512, 1024, 1024], [0.0, 0.0312, 0.0, 0.0]),
-            "In step 1 rank 1 skips and the others step: **from step 2 on their scales differ**, and with them the units of "
+            "In step 2 rank 1 skips and the others step: **from step 3 on their scales differ**, and with them the units of "
             "the gradients that they add up. At the end the scale is 512 on rank 1 and 1,024 on ranks 0, 2 and 3, and the layer "
             "norms differ from rank 0's by up to 0.031.",
         ),
         (
             made([[0, 1, 0], [0, 0, 0]], [0.5, 1], [0.0, 250.0]),
-            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and with them the units of the "
+            "In step 2 rank 0 skips and rank 1 steps: **from step 3 on their scales differ**, and with them the units of the "
             "gradients that they add up. At the end the scale is 1/2 on rank 0 and 1 on rank 1, and the layer norms differ "
             "from rank 0's by up to 250.",
         ),
         (
             made([[1, 1, 0], [1, 0, 0], [0, 0, 0]], [256, 512, 1024], [0.0, 0.1, 2.0]),
-            "In step 0 ranks 0 and 1 skip and rank 2 steps: **from step 1 on their scales differ**, and with them the units of "
+            "In step 1 ranks 0 and 1 skip and rank 2 steps: **from step 2 on their scales differ**, and with them the units of "
             "the gradients that they add up. At the end the scale ranges from 256 to 1,024, and the layer norms differ from "
             "rank 0's by up to 2.",
         ),
         (
             made([[1, 0, 0], [0, 1, 0]], [512, 512], [0.0, 0.2]),
-            "In step 0 rank 0 skips and rank 1 steps: **from step 1 on their scales differ**, and with them the units of the "
+            "In step 1 rank 0 skips and rank 1 steps: **from step 2 on their scales differ**, and with them the units of the "
             "gradients that they add up. At the end the scales happen to be equal again, but the layer norms differ from rank "
             "0's by up to 0.2.",
         ),
         (
             made([[0, 0, 1], [0, 0, 0]], [1024, 1024], [0.0, 0.01]),
-            "In step 2 rank 0 skips and rank 1 steps: **their layer norms now differ from rank 0's by up to 0.01**, and their "
+            "In step 3 rank 0 skips and rank 1 steps: **their layer norms now differ from rank 0's by up to 0.01**, and their "
             "scales will differ in the next step.",
         ),
     ],
@@ -93,7 +93,7 @@ def test_the_verdict(run, words):
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_verdict_of_real_runs_is_true(ranks):
     run = simulate(ranks, "nothing", {4: [1], 7: [0]}, steps=12)
-    assert "from step 5 on their scales differ" in verdict(run)
+    assert "from step 6 on their scales differ" in verdict(run)
     assert len({scales[4] for scales in run.scales}) == 1 and len({scales[5] for scales in run.scales}) == 2
     assert f"by up to {max(each[-1] for each in run.distances):.2g}." in verdict(run)
 
@@ -132,7 +132,7 @@ def test_the_picture_marks_every_skip_and_whose_it_was(agreement):
     for rank in range(8):
         for step in range(10):
             who = "it" if run.overflowed[rank][step] else "another rank"
-            tip = f"rank {rank}, step {step}: skipped, as {who} overflowed"
+            tip = f"rank {rank}, step {step + 1}: skipped, as {who} overflowed"
             assert (tip in tips) is run.skipped[rank][step]
     assert len(tips) == sum(map(sum, run.skipped)) == (3 if agreement == "nothing" else 16)
 
@@ -171,4 +171,4 @@ def test_a_screen_reader_is_told_the_numbers():
     assert label.startswith(
         "10 steps. ranks 0, 2 and 3: scale from 1,024 to 1,024, 0 skipped, distance from rank 0 0; rank 1"
     )
-    assert "**" not in label and "from step 3 on their scales differ" in label
+    assert "**" not in label and "from step 4 on their scales differ" in label

@@ -101,29 +101,32 @@ def _in_a_group_of_its_own() -> None:
         dist.all_reduce(torch.ones(1), group=pair)
 
 
-ONE = "`all_reduce` of a float32 tensor of shape (1,), its collective number 1"
+def _first(rank: int, of: str = "`all_reduce` of a float32 tensor of shape (1,)") -> str:
+    return f"rank {rank}'s collective number 1, {of}, can never complete: "
+
+
+LEFT = "rank 0 returned without calling it"
 
 
 @pytest.mark.parametrize(("work", "rank", "told"), [
-    (_only_rank_1_reduces, 1, f"{ONE}, never ends: rank 0 returned without calling it"),
-    (_in_a_group_of_its_own, 1, f"{ONE}, never ends: rank 0 returned without calling it"),
-    (_swallows_it, 1, f"{ONE}, never ends: rank 0 returned without calling it"),
-    (_other_shapes, 0, f"{ONE}, never ends: rank 1 waits in `all_reduce` of a float32 tensor of shape (2,), its coll"),
-    (_other_dtypes, 1, f"{ONE}, never ends: rank 0 waits in `all_reduce` of a float16 tensor of shape (1,), its coll"),
-    (_other_roots, 0, "`broadcast` with root rank 0 of a float32 tensor of shape (1,), its collective number 1, never ends: "
-                      "rank 1 waits in `broadcast` with root rank 1"),
-    (_another_order, 1, f"{ONE}, never ends: rank 0 waits in `barrier`, its collective number 1"),
-    (_receives_what_nobody_sends, 1, "`recv` from rank 0 of a float32 tensor of shape (1,), its collective number 1, never ends: "
-                                     "rank 0 returned without calling it"),
-    (_both_receive, 0, "`recv` from rank 1 of a float32 tensor of shape (1,), its collective number 1, never ends: "
-                       "rank 1 waits in `recv` from rank 0"),
+    (_only_rank_1_reduces, 1, _first(1) + LEFT),
+    (_in_a_group_of_its_own, 1, _first(1) + LEFT),
+    (_swallows_it, 1, _first(1) + LEFT),
+    (_other_shapes, 0, _first(0) + "rank 1's number 1 is `all_reduce` of a float32 tensor of shape (2,). All ranks have to call"),
+    (_other_dtypes, 1, _first(1) + "rank 0's number 1 is `all_reduce` of a float16 tensor of shape (1,). All ranks have to call"),
+    (_other_roots, 0, _first(0, "`broadcast` with root rank 0 of a float32 tensor of shape (1,)")
+                      + "rank 1's number 1 is `broadcast` with root rank 1"),
+    (_another_order, 1, _first(1) + "rank 0's number 1 is `barrier`"),
+    (_receives_what_nobody_sends, 1, _first(1, "`recv` from rank 0 of a float32 tensor of shape (1,)") + LEFT),
+    (_both_receive, 0, _first(0, "`recv` from rank 1 of a float32 tensor of shape (1,)")
+                       + "rank 1's number 1 is `recv` from rank 0"),
 ])  # fmt: skip
 def test_a_collective_that_can_never_complete_is_told_at_once(ranks: Ranks, work: Any, rank: int, told: str) -> None:
     ranks.start()
     processes, start = ranks.processes, time.monotonic()
     failure = ranks.run(work)[rank].failure
     assert failure is not None and failure.kind == "stopped"
-    assert told in failure.told and failure.told.startswith("your code waits for ever in line ")
+    assert told in failure.told and failure.told.startswith("your code would wait forever in line ")
     assert time.monotonic() - start < 8.0  # the limit that it does not need
     assert ranks.run(summed, 1.0)[0].value == [3.0, 3.0] and ranks.processes == processes
 
@@ -215,7 +218,9 @@ def test_a_function_typed_into_a_cell_travels_with_what_it_uses_and_its_lines_ar
 
 def test_what_cannot_be_sent_is_refused_with_the_cure() -> None:
     lock = threading.Lock()
-    with pytest.raises(Wrong, match=r"cannot be sent there \(TypeError: cannot pickle .*make such a thing inside"):
+    with pytest.raises(
+        Wrong, match=r"cannot be sent there \(TypeError: cannot pickle .*create it inside your function"
+    ):
         packed(lambda: lock)
 
 

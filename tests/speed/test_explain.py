@@ -192,11 +192,12 @@ def test_a_step_that_trains_nothing_is_explained_with_a_note(step, words):
 
 
 def test_a_step_that_is_not_repeatable_gets_a_note():
-    turns = itertools.count()
+    turns = itertools.count(1)
     weight = nn.Parameter(torch.ones(8, 8))
 
     def step():
-        for _ in range(40 if next(turns) % 2 else 1):
+        # Each recorded step does more than the last, however many plain ones a machine fits in between.
+        for _ in range(next(turns) if torch.autograd._profiler_enabled() else 1):
             (weight @ weight).sum().backward()
 
     assert any("not alike" in note for note in quick(step).notes)

@@ -23,8 +23,8 @@ class AgreedGradScaler(torch.amp.GradScaler):
     Every rank of the group has to unscale, or step, the same optimizers in the same order; one without gradients too, and one
     that has scaled no loss. Without a process group, or alone in it, or with `enabled=False`, this is a GradScaler. Raises
     RuntimeError if the ranks' scales differ in the first step, or in the first after `load_state_dict`. (To look at them in every
-    step would make the host wait for the GPU.) The other arguments, the methods and the state are GradScaler's. The same idea as
-    in torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, for any gradients.
+    step would make the host wait for the GPU once more.) The other arguments, the methods and the state are GradScaler's. The
+    same idea as in torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, for any gradients.
     """
 
     def __init__(

@@ -123,7 +123,9 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
 
 
 def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
-    """Draw the lost and the overflowed share of 16-bit means against the loss scale, a line for each way.
+    """Draw error, lost and overflowed elements of 16-bit means against the loss scale, a line for each way.
+
+    The error is drawn where nothing overflows: among the finite elements that are left, it means little.
 
     rows: name of the way → its measurements, by loss scale (a power of two)
     """
@@ -134,19 +136,23 @@ def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
         for name, way in rows.items()
         for fine in [[round(math.log2(row.scale)) for row in way if not row.share_lost and not row.share_overflowed]]
     )
-    alt = f"Share of elements lost and overflowed in the mean over {first.ranks:,} ranks, by loss scale. {told}."
-    figure, (above, below) = new_figure(7.4, 3.8, rows=2, sharex=True, alt=alt)
+    alt = f"Relative error, share lost and share overflowed in the mean over {first.ranks:,} ranks, by loss scale. {told}."
+    figure, (errors, lost, overflowed) = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt)
     for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
         scales = [row.scale for row in way]
         look: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "lw": 1.5, "ms": 4, "mfc": "white"}
-        above.plot(scales, [100 * row.share_lost for row in way], label=name, **look)
-        below.plot(scales, [100 * row.share_overflowed for row in way], **look)
-    for axis in (above, below):
+        finite = [math.nan if row.share_overflowed else 100 * row.relative_error for row in way]
+        errors.plot(scales, finite, label=name, **look)
+        lost.plot(scales, [100 * row.share_lost for row in way], **look)
+        overflowed.plot(scales, [100 * row.share_overflowed for row in way], **look)
+    errors.set_yscale("log")
+    for axis in (errors, lost, overflowed):
         axis.set_xscale("log", base=2)
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    below.set_xlabel("loss scale", fontsize=8)
-    title(above, f"Lost in the mean over {first.ranks:,} ranks", "became 0")
-    title(below, "Overflowed", "became inf or NaN")
+    overflowed.set_xlabel("loss scale", fontsize=8)
+    title(errors, f"Relative error of the mean over {first.ranks:,} ranks", "where nothing overflows")
+    title(lost, "Lost", "became 0")
+    title(overflowed, "Overflowed", "became inf or NaN")
     figure.legend(**_LEGEND | {"ncols": 3})
     return figure
 

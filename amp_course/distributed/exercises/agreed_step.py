@@ -27,8 +27,8 @@ agreed_step = Exercise(
         "`found = torch.tensor(float(any(not g.isfinite().all() for g in grads)))`, `dist.all_reduce(found, "
         "op=dist.ReduceOp.MAX)`; step if `found` is 0, and return that.",
     ),
-    why="Where gradients are sharded, no rank sees the inf of another. Without a word between them one steps and one skips, and "
-    "from then on their weights do not belong together.",
+    why="Where gradients are sharded, no rank sees the inf of another. Unless they agree, one steps and the other skips, and "
+    "from then on their shards are no longer parts of one model.",
     alternative="`dist.ReduceOp.SUM` and `found == 0`: the sum of several flags is more than 1, so compare with 0.",
 )  # fmt: skip
 
@@ -139,11 +139,11 @@ agreed_step.judge_by(
         Mistake("skips only if all found one", edits={REDUCE: "dist.all_reduce(found, op=dist.ReduceOp.MIN)"},
                 told="with MIN, all ranks must have found an inf before one skips: a single one is enough, so take MAX"),
         Mistake("reduces only where an inf was found", answer=_reduces_only_if_found,
-                told="only a rank that found an inf calls the all-reduce, and waits there for ever: every rank has to call it, "
+                told="only a rank that found an inf calls the all-reduce, and waits there forever: every rank has to call it, "
                 "each time"),
         Mistake("a rank without gradients leaves", breaks="on some rank perhaps none has one",
                 answer=_leaves_early_without_gradients,
-                told="a rank without gradients returns before the all-reduce, and the other waits there for ever: it has to "
+                told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
                 "take part, with the flag 0"),
         Mistake("looks only for NaN", breaks="holds an inf or a NaN",
                 edits={FOUND: "found = torch.tensor(float(any(grad.isnan().any() for grad in grads)))"},

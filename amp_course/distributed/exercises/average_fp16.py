@@ -16,8 +16,8 @@ average_fp16 = Exercise(
     minutes=20, lines=8,
     task="Write `average_fp16(gradient, group)`: return the mean of an fp32 tensor over the ranks of a process group, in fp32, "
     "but let it travel in **fp16**; a few extra numbers may travel in any dtype. The largest element may lie anywhere "
-    "from 1e-30 to 1e30, on one rank or on all: to within 0.2 % of the largest, nothing may be lost, overflow or become NaN. "
-    "Gradients of 0 stay 0. If some rank has an inf or a NaN, so must the result, on all ranks.",
+    "from 1e-30 to 1e30, on one rank or on all. Every element of the result has to be right to within 0.2 % of the largest one, "
+    "and none may be inf or NaN. Gradients of 0 stay 0. If some rank has an inf or a NaN, so must the result, on all ranks.",
     hints=(
         "A sum over N ranks can be N times as large as its largest term. By which factor can you multiply before the cast, so "
         "that the sum still fits and the small elements are lifted as far as possible?",
@@ -125,10 +125,10 @@ RANKS = "ranks = dist.get_world_size(group)"
 
 average_fp16.judge_by(
     right=right, play=play, tolerance=2e-3, mistakes=[
-        Mistake("adds up, then divides", breaks="overflow", answer=_sum_first,
+        Mistake("adds up, then divides", breaks="none may be inf or NaN", answer=_sum_first,
                 told="the gradients are cast as they are and added up in fp16: the sum overflows beyond 65,504, and what is "
                 "below fp16's smallest number is lost. Scale them first"),
-        Mistake("divides before the cast", breaks="nothing may be lost", answer=_by_a_fixed_scale(1.0),
+        Mistake("divides before the cast", breaks="right to within 0.2 % of the largest one", answer=_by_a_fixed_scale(1.0),
                 told="dividing by the number of ranks before the cast protects the sum from overflow, but not the terms: small "
                 "ones are lost, large ones are still inf. Scale by the largest element"),
         Mistake("a fixed scale", answer=_by_a_fixed_scale(2.0**10),

@@ -148,7 +148,7 @@ clip_sharded.judge_by(
                 told="the elements are clamped one by one, which changes the direction of the step: multiply all of them by one "
                 "factor, `max_norm / norm`"),
         Mistake("a rank with nothing leaves", breaks="it may be empty", answer=_leaves_if_empty,
-                told="a rank without gradients returns before the all-reduce, and the other waits there for ever: it has to "
+                told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
                 "take part, with a sum of 0"),
         Mistake("returns the norm after clipping", edits={"return norm": "return min(norm, max_norm)"},
                 told="this is the norm after clipping: return the one before, as `clip_grad_norm_` does, for the log"),

@@ -131,7 +131,7 @@ AROUND_BACKWARD = (
 ddp_step.judge_by(
     right=right, play=play, tolerance=5e-3,
     said={"how often the gradients were all-reduced":
-          "{case}, the gradients were all-reduced {got} times, and {want} is right: with the last micro-batch"},
+          "{case}, the gradients were all-reduced {got} times; it should be {want}, with the last micro-batch"},
     mistakes=[
         Mistake("syncs each micro-batch", breaks="DDP may all-reduce the gradients **once**", edits={QUIET: "if True:"},
                 told="DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times in this step: run "

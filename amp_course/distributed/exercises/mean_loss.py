@@ -25,7 +25,8 @@ mean_loss = Exercise(
         "`sums = torch.tensor([float(loss) * samples if samples else 0.0, float(samples)])`, then `dist.all_reduce(sums)`, and "
         "return `sums[0] / sums[1]` as a float.",
     ),
-    why="The last batch of an epoch is rarely of equal size everywhere, and a mean of means is then a number of no data set.",
+    why="The last batch of an epoch is rarely of equal size everywhere, and a mean of means then gives some samples more weight "
+    "than others.",
     alternative="`dist.all_gather_object(pairs, (float(loss), samples))` and plain Python: slower, and easy to read.",
 )  # fmt: skip
 
@@ -89,13 +90,13 @@ mean_loss.judge_by(
         Mistake("the mean of the means", breaks="Ranks may have different numbers of samples", answer=_mean_of_means,
                 told=f"this is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"),
         Mistake("this rank's own", breaks="the mean over the samples of all ranks", answer=lambda loss, samples: loss.item(),
-                told="this is the loss of this rank alone, and each rank returns another one: `dist.all_reduce` adds up over "
-                "the ranks"),
+                told="this is the loss of this rank alone, and each rank returns a different number: `dist.all_reduce` adds up "
+                "over the ranks"),
         Mistake("NaN of an empty rank", breaks="a rank with none has the loss NaN",
                 edits={"total = float(loss) * samples if samples else 0.0": "total = float(loss) * samples"},
                 told="one rank has no samples and the loss NaN, and NaN times 0 is NaN: let such a rank add 0"),
         Mistake("an empty rank does not take part", breaks="which every rank calls", answer=_only_where_it_counts,
-                told="a rank without samples leaves out the all-reduce, and the other waits there for ever. Every rank has to "
+                told="a rank without samples leaves out the all-reduce, and the other waits there forever. Every rank has to "
                 "call it; one with no samples adds 0"),
         Mistake("reduces to rank 0", breaks="the same on each", edits={"dist.all_reduce(sums)": "dist.reduce(sums, dst=0)"},
                 told="`dist.reduce` gives the sum to one rank alone, and the others keep a partial one: `dist.all_reduce` "

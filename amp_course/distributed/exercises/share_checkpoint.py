@@ -153,9 +153,9 @@ def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
             "the growth tracker": state["_growth_tracker"],
             "whether `path` exists": os.path.exists(path),
         }
-        turns.append(
-            Turn(case, facets, clues={"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum})
-        )
+        writes = f"rank {rank} {'writes, and only rank 0 may' if disk.wrote else 'writes nothing to `path`'}"
+        clues = {"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum}
+        turns.append(Turn(case, facets, {"writes": writes}, clues))
     return turns
 
 
@@ -167,7 +167,6 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
 
 PARTS = 'parts = {"model": model, "optimizer": optimizer, "scaler": scaler}'
 FIRST, BARRIER = "if dist.get_rank() == 0:", "dist.barrier()"
-SAVE, LOAD = "torch.save({name: part.state_dict() for name, part in parts.items()}, path)", "saved = torch.load(path)"
 FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[name])"
 
 share_checkpoint.judge_by(
@@ -179,22 +178,17 @@ share_checkpoint.judge_by(
                 told="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "
                 "file may be corrupted. Save only if `dist.get_rank() == 0`"),
         Mistake("reads before it is written", breaks="`path` may hold an older checkpoint", edits={BARRIER: "pass"},
-                told="nothing makes the other ranks wait until rank 0 has written: they find no file, or an old one. Put "
-                "`dist.barrier()` between writing and reading"),
-        Mistake("waits before the writing", edits={PARTS: PARTS + "\ndist.barrier()", BARRIER: "pass"},
-                told="the barrier is before the writing, so the other ranks go on to read while rank 0 still writes: put it "
-                "between the two"),
-        Mistake("only rank 0 waits", edits={SAVE: SAVE + "\ndist.barrier()", BARRIER: "pass"},
-                told="only rank 0 calls the barrier, and the others read at once: every rank has to call it, outside the `if`"),
+                told="the other ranks do not wait until rank 0 has written, so they find no file, or an old one. After the "
+                "writing and before the reading, every rank has to call `dist.barrier()`, outside the `if` for rank 0"),
         Mistake("only the others wait", edits={BARRIER: "if dist.get_rank() != 0:\n    dist.barrier()"},
-                told="rank 0 never calls the barrier, so the others wait in it for ever: every rank has to call it"),
+                told="rank 0 never calls the barrier, so the others wait in it forever: every rank has to call it"),
         Mistake("forgets the scaler", breaks="scale and growth tracker", edits={
                     PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
-                told="the scaler's state does not come along: on the other ranks it starts again at its initial scale"),
+                told="the scaler's state is not saved: on the other ranks it starts again at its initial scale"),
         Mistake("forgets the optimizer", breaks="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
-                told="the optimizer's state does not come along: on the other ranks its momentum starts again"),
+                told="the optimizer's state is not saved: on the other ranks its momentum starts again from zero"),
         Mistake("the model alone", edits={PARTS: 'parts = {"model": model}'},
-                told="only the weights come along: momentum and loss scale start over on the other ranks"),
+                told="only the weights are saved: momentum and loss scale start over on the other ranks"),
         Mistake("only rank 0 reads", breaks="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
                                                                                  "dist.get_rank() else ():"},
                 told="only rank 0 loads the checkpoint, which holds what it has anyway: the others have to load it"),

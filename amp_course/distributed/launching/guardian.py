@@ -123,7 +123,7 @@ def _watch(commands: list[subprocess.Popen[bytes]], family: Family, until: float
 def _ask_where(family: Family, folder: Path) -> list[int]:
     """Have each rank write where it is: faulthandler answers SIGABRT, even in the middle of a collective.
 
-    Return the ports of this machine to which the ranks are connected, and which a process outside of this run has opened.
+    Return the ports of this machine to which the ranks are connected, and which a process outside this run has opened.
     """
     ranks = {json.loads(file.read_text().partition("\n")[0] or "{}").get("pid") for file in folder.glob("rank*.jsonl")}
     processes = family.alive()

@@ -10,6 +10,7 @@ _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 _SRUN = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 _OPEN_MPI = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
 FOUR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group() reads
+TORCHRUN = (*FOUR, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _SCRIPT = "the script, from LOCAL_RANK"
 
 
@@ -40,7 +41,7 @@ LAUNCHERS = (
     Launcher(
         "torchrun",
         "torchrun --standalone --nproc-per-node 2 train.py",
-        (*FOUR, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+        TORCHRUN,
         _SCRIPT,
         "ends all ranks; starts them again up to --max-restarts times (default 0)",
         "torchrun on each, with --nnodes and --rdzv-endpoint",
@@ -50,10 +51,10 @@ LAUNCHERS = (
     Launcher(
         "torchrun, two nodes",
         "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py (on each)",
-        (*FOUR, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+        TORCHRUN,
         _SCRIPT,
         "as torchrun, on all nodes together",
-        "as shown; here both run on one machine",
+        "torchrun on each, with --nnodes 2 --rdzv-endpoint HOST:29500; here both are on one machine",
         "two nodes",
         _TORCHRUN,
     ),
@@ -63,7 +64,7 @@ LAUNCHERS = (
         (),
         "the function, from its first argument",
         "ends all ranks and raises in the process that called spawn",
-        "none: ranks are counted by hand",
+        "spawn on each; the function computes the global rank",
         "spawn",
         "https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses",
     ),
@@ -80,7 +81,7 @@ LAUNCHERS = (
     Launcher(
         "torch.distributed.launch (deprecated)",
         "python -m torch.distributed.launch --nproc-per-node 2 train.py",
-        (*FOUR, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+        TORCHRUN,
         "the script, from the argument --local-rank that is added to its command line",
         "as torchrun, which it calls",
         "as torchrun",
@@ -90,7 +91,7 @@ LAUNCHERS = (
     Launcher(
         "Accelerate",
         "accelerate launch --multi_gpu --num_processes 2 train.py",  # with --cpu it starts one process, or needs MPI (1.15)
-        (*FOUR, "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),
+        (*TORCHRUN, "ACCELERATE_MIXED_PRECISION"),
         "Accelerator(), which the script makes",
         "as torchrun, which it calls",
         "accelerate launch on each, with --num_machines and --machine_rank",
@@ -102,7 +103,7 @@ LAUNCHERS = (
         "sbatch slurm.sbatch train.py",
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_NODELIST"),
         "the script, from LOCAL_RANK, which the template sets",
-        "srun --kill-on-bad-exit ends all ranks; the queue may start the job again",
+        "srun --kill-on-bad-exit ends all ranks; Slurm starts the job again after a node has failed, not after a rank has",
         "all that the job was given",
         "",
         _SRUN,

@@ -15,11 +15,11 @@ def explain_time_up(evidence: Evidence) -> str:
     absent = [rank for rank in evidence.ranks if not rank.started]
     if len(absent) == len(evidence.ranks):
         if evidence.nodes > 1:
-            node = "a node never came" if len(evidence.ended.codes) == evidence.nodes else (
-                f"{len(evidence.ended.codes)} of {evidence.nodes} nodes came"
+            node = "one node never joined" if len(evidence.ended.codes) == evidence.nodes else (
+                f"{len(evidence.ended.codes)} of {evidence.nodes} nodes joined"
             )  # fmt: skip
             return (
-                f"{began}, and no rank had started: the rendezvous was never complete, for {node}. Start `torchrun` on "
+                f"{began}, and no rank had started: the rendezvous was never complete, because {node}. Start `torchrun` on "
                 "every node, with the same `--nnodes` and `--rdzv-endpoint`."
             )
         return f"{began}, and no rank had started. What torchrun printed is in `run.launcher`."
@@ -50,7 +50,7 @@ def _cure(busy: Sequence[Rank], done: Sequence[Rank], evidence: Evidence) -> str
     waiting = [rank for rank in busy if rank.place and rank.place.collective]
     if not waiting:
         return "Look at that line, or pass a larger `seconds` if the script needs longer." if busy else (
-            "Their scripts are through, but their processes do not end: join their threads and subprocesses."
+            "Their scripts have finished, but their processes have not ended: join their threads and subprocesses."
         )  # fmt: skip
     if len(waiting) == len(busy) and all(_joins(rank) for rank in waiting):
         wanted = _world_size(evidence)
@@ -60,7 +60,7 @@ def _cure(busy: Sequence[Rank], done: Sequence[Rank], evidence: Evidence) -> str
         if evidence.ended.foreign_ports:
             port = evidence.ended.foreign_ports[0]
             return (
-                f"They are connected to port {port}, which is in use by a program outside of this run: take another port, "
+                f"They are connected to port {port}, which is in use by a program outside this run: take another port, "
                 "or leave it to torchrun by `init_process_group()` without an address."
             )
         return (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from amp_course.distributed.launching.evidence import End, Place, Rank
 
 EQUALLY_OFTEN = (
-    "A collective returns only once every rank has called it: make all ranks call the same ones, equally often."
+    "A collective returns only once every rank has called it: make all ranks call the same ones, in the same order."
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 # What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, {1}, …
@@ -34,7 +34,7 @@ MEANINGS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Timed out waiting (\d+)\s*ms for (?:recv|send) operation",
-        "it waited {0} ms in vain for another rank. Every rank must call the same collectives in the same order",
+        "it waited {0} ms for another rank, which never came. Every rank has to call the same collectives in the same order",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Watch the collectives that a rank calls: each is asked for before it starts, so that none is left waiting for ever.
+"""Watch the collectives that a rank calls: each is asked for before it starts, so that none is left waiting forever.
 
 A collective hangs if one rank of its group never calls it. No rank can see that; the process that started them can. So before
 a collective starts, its rank asks for it and waits for the word. `pool` gives that once all ranks of the group ask for the same

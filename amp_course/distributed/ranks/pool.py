@@ -32,6 +32,7 @@ from amp_course.kit.errors import CourseError
 START_SECONDS = 60.0  # for all ranks to load torch and find each other
 SECONDS = 8.0  # for a piece of work
 _GRACE = 4.0  # seconds that a rank has for reporting, once its work was to have ended
+_ALIKE = "All ranks have to call the same collectives, in the same order, with tensors of the same shape and dtype"
 _LOOPBACK = ("lo", "lo0")  # so that gloo asks neither the machine's name nor its network
 
 
@@ -241,7 +242,8 @@ class _Watch:
         everybody = len(self.waiting) + len(self.ended) == self.size
         for rank, missing in stuck.items():
             if missing or everybody:
-                self._tell(rank, f"{self._nth(rank)}, never ends: {missing or self._others(rank)}")
+                wanted = f"rank {rank}'s collective number {self.calls[rank]}, {self.waiting[rank]}"
+                self._tell(rank, f"{wanted}, can never complete: {missing or self._others(rank)}")
                 del self.waiting[rank]
                 self.stopped.add(rank)
 
@@ -272,17 +274,16 @@ class _Watch:
             if theirs is not None and theirs.kind == "returned" and wanted.kind != "returned":
                 return f"rank {other} returned without calling it"
             if theirs is not None and theirs != wanted and theirs.group == wanted.group:
-                return f"rank {other} waits in {self._nth(other)}"
+                return f"{self._theirs(other)}. {_ALIKE}"
         return ""
 
     def _others(self, rank: int) -> str:
-        others = ", ".join(
-            f"rank {other} waits in {self._nth(other)}" for other in sorted(self.waiting) if other != rank
-        )
-        return others or "nobody sends it"
+        others = "; ".join(self._theirs(other) for other in sorted(self.waiting) if other != rank)
+        return f"{others}. {_ALIKE}" if others else "no rank sends it"
 
-    def _nth(self, rank: int) -> str:
-        return f"{self.waiting[rank]}, its collective number {self.calls[rank]}"
+    def _theirs(self, rank: int) -> str:
+        """Say what another rank waits in. Example: → "rank 1's number 2 is `barrier`" """
+        return f"rank {rank}'s number {self.calls[rank]} is {self.waiting[rank]}"
 
     def _tell(self, rank: int, message: str) -> None:
         with contextlib.suppress(OSError):  # it has just died, and will be heard of

@@ -36,7 +36,7 @@ def packed(function: Any, *arguments: Any) -> bytes:
         except Exception as error:
             raise Wrong(
                 "your code runs in two other processes, and something that it uses cannot be sent there "
-                f"({_first_line(error)}): make such a thing inside your function, not outside"
+                f"({_first_line(error)}): create it inside your function instead"
             ) from error
 
 

@@ -132,8 +132,9 @@ def _call(work: bytes) -> Any:
 def _failure(error: BaseException, seconds: float) -> Failure:
     if isinstance(error, Stopped):
         if error.collective.kind == "returned":
-            return Failure(f"your code ended in vain: {error}", str(error), "returned", error.case)
-        return Failure(f"your code waits for ever{where(error)}: {error}", str(error), "stopped", error.case)
+            told = f"your code returned, but the ranks did not get there together: {error}"
+            return Failure(told, str(error), "returned", error.case)
+        return Failure(f"your code would wait forever{where(error)}: {error}", str(error), "stopped", error.case)
     if isinstance(error, TimeUp):
         told = f"your code had not finished after {seconds:g} seconds and was stopped{where(error)}"
         return Failure(told, "time", "time")

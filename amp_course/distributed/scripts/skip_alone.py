@@ -24,9 +24,9 @@ def main() -> None:
         if not loss.isfinite():
             print(f"rank {dist.get_rank()} skips step {step}", flush=True)
             continue  # the fault: DDP's all-reduce is in the backward pass, which the other rank runs
-        print(f"rank {dist.get_rank()} goes back in step {step}", flush=True)
+        print(f"rank {dist.get_rank()} runs the backward pass of step {step}", flush=True)
         loss.backward()
-    print(f"rank {dist.get_rank()} waits for the end of the epoch", flush=True)
+    print(f"rank {dist.get_rank()} waits at the barrier", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -17,17 +17,19 @@ def main() -> None:
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
-    for exponent in range(10, 25, 2):  # 1 KiB to 16 MiB
-        numbers, seconds = torch.zeros(2**exponent // 4, device=device), []
-        for _ in range(12):
+    buckets = [torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)]  # 1 KiB to 16 MiB
+    seconds = [[] for _ in buckets]
+    for _ in range(25):  # all sizes in turn, so that a slow moment of the machine falls on every size
+        for bucket, measured in zip(buckets, seconds, strict=True):
             dist.barrier()
             begin = time.perf_counter()
-            dist.all_reduce(numbers)
+            dist.all_reduce(bucket)
             if gpu:
                 torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begin)
-        if dist.get_rank() == 0:
-            print(2**exponent, statistics.median(seconds[2:]), flush=True)
+            measured.append(time.perf_counter() - begin)
+    if dist.get_rank() == 0:
+        for bucket, measured in zip(buckets, seconds, strict=True):
+            print(bucket.nbytes, statistics.median(measured[5:]), flush=True)
     dist.destroy_process_group()
 
 

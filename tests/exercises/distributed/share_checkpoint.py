@@ -82,6 +82,13 @@ def barrier_on_rank_0(path, model, optimizer, scaler):
         load(torch.load(path), model, optimizer, scaler)
 
 
+def waits_before_the_writing(path, model, optimizer, scaler):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        torch.save(states(model, optimizer, scaler), path)
+    load(torch.load(path), model, optimizer, scaler)
+
+
 def shares_the_last_rank(path, model, optimizer, scaler):
     if dist.get_rank() == dist.get_world_size() - 1:
         torch.save(states(model, optimizer, scaler), path)
@@ -95,6 +102,7 @@ WRONG = {
     "a file for each rank": (a_file_for_each, None),
     "writes nothing": (writes_nothing, None),
     "the weights alone": (weights_only, "the model alone"),
-    "a barrier on rank 0": (barrier_on_rank_0, None),
+    "a barrier on rank 0": (barrier_on_rank_0, "reads before it is written"),
+    "a barrier before the writing": (waits_before_the_writing, "reads before it is written"),
     "the last rank writes": (shares_the_last_rank, None),
 }
