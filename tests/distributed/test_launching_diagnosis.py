@@ -138,7 +138,7 @@ def test_different_seeds_are_no_fault(runs: dict[str, "Future[ScriptRun]"]) -> N
 
 def test_a_node_that_never_comes(runs: dict[str, "Future[ScriptRun]"]) -> None:
     run = runs["a node is absent"].result()
-    assert "no rank had started: the rendezvous was never complete, for 1 of 2 nodes came" in str(run.problem)
+    assert "no rank had started: the rendezvous was never complete, because 1 of 2 nodes joined" in str(run.problem)
     assert run.exit_codes == (None, None)
 
 

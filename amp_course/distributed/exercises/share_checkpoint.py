@@ -184,14 +184,15 @@ share_checkpoint.judge_by(
                 told="rank 0 never calls the barrier, so the others wait in it forever: every rank has to call it"),
         Mistake("forgets the scaler", breaks="scale and growth tracker", edits={
                     PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
-                told="the scaler's state is not saved: on the other ranks it starts again at its initial scale"),
+                told="the scaler's state is not saved, or not loaded: on the other ranks it starts again at its initial scale"),
         Mistake("forgets the optimizer", breaks="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
-                told="the optimizer's state is not saved: on the other ranks its momentum starts again from zero"),
+                told="the optimizer's state is not saved, or not loaded: on the other ranks its momentum starts again from zero"),
         Mistake("the model alone", edits={PARTS: 'parts = {"model": model}'},
-                told="only the weights are saved: momentum and loss scale start over on the other ranks"),
+                told="only the weights are saved, or loaded: momentum and loss scale start over on the other ranks"),
         Mistake("only rank 0 reads", breaks="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
                                                                                  "dist.get_rank() else ():"},
-                told="only rank 0 loads the checkpoint, which holds what it has anyway: the others have to load it"),
+                told="the other ranks keep the states that they began with: every rank has to read the file and call "
+                "`load_state_dict` on model, optimizer and scaler"),
         Mistake("the scale alone", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "scaler" else '
                                                    'part.update(saved[name]["scale"])'},
                 told="only the scale is passed on, and the growth tracker starts over: call `scaler.load_state_dict`"),
