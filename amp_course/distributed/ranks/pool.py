@@ -242,8 +242,8 @@ class _Watch:
         everybody = len(self.waiting) + len(self.ended) == self.size
         for rank, missing in stuck.items():
             if missing or everybody:
-                wanted = f"rank {rank}'s collective number {self.calls[rank]}, {self.waiting[rank]}"
-                self._tell(rank, f"{wanted}, can never complete: {missing or self._others(rank)}")
+                mine = f"rank {rank}'s collective number {self.calls[rank]}, {self.waiting[rank]}"
+                self._tell(rank, f"{mine}, can never complete: {missing or self._others(rank)}")
                 del self.waiting[rank]
                 self.stopped.add(rank)
 

@@ -18,7 +18,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
     buckets = [torch.zeros(2**exponent // 4, device=device) for exponent in range(10, 25, 2)]  # 1 KiB to 16 MiB
-    seconds = [[] for _ in buckets]
+    seconds: list[list[float]] = [[] for _ in buckets]
     for _ in range(25):  # all sizes in turn, so that a slow moment of the machine falls on every size
         for bucket, measured in zip(buckets, seconds, strict=True):
             dist.barrier()
