@@ -87,7 +87,18 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subproc
     return started
 
 
-RUNS = {"end": 60.0, "fail": 60.0, "hang": 12.0}  # how the script goes → the seconds it may take
+RUNS = {"end": [60.0], "fail": [60.0], "hang": [12.0, 30.0, 60.0]}  # how the script goes → the seconds it gets
+
+
+def run_until_it_starts(script: Path, how: str) -> ScriptRun:
+    """Run the script; once more, with more seconds, if its ranks had not started when time was up."""
+    for seconds in RUNS[how]:
+        run = run_script(script, script.parent / "pids", how, seconds=seconds)
+        if len(recorded(script)) == 4:
+            break
+        for one in (script.parent / "pids").iterdir():
+            one.unlink()
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +108,9 @@ def runs(
     """Run three scripts meanwhile, from this process."""
     with ThreadPoolExecutor(3) as pool:
         started = {}
-        for how, seconds in RUNS.items():
+        for how in RUNS:
             script = write_script(tmp_path_factory.mktemp("run"))
-            started[how] = (pool.submit(run_script, script, script.parent / "pids", how, seconds=seconds), script)
+            started[how] = (pool.submit(run_until_it_starts, script, how), script)
         yield started
 
 
@@ -126,7 +137,7 @@ def test_nothing_is_left_after_a_run(runs: dict[str, "tuple[Future[ScriptRun], P
     run = future.result()
     assert run.ok == (how == "end"), run
     assert how == "end" or ("ValueError: planned" if how == "fail" else "time was up") in str(run.problem)
-    assert run.seconds < 50
+    assert run.seconds < max(RUNS[how]) + 5
     pids = recorded(script)
     assert len(pids) == 4
     assert not [pid for pid in pids if alive(pid)]
