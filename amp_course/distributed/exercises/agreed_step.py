@@ -18,7 +18,8 @@ agreed_step = Exercise(
     task="Write `agreed_step(optimizer, scale)` for weights that are sharded: every rank holds others, and the gradients in "
     "`.grad` are this rank's own, `scale` times too large. Divide them by `scale`, then step; but if a gradient on **any** rank "
     "holds an inf or a NaN, no rank may step. Return whether the step was taken, a bool that is the same on all ranks. A "
-    "parameter may have no gradient, and on some rank perhaps none has one.",
+    "parameter may have no gradient, and on some rank perhaps none has one. After a skipped step, what is left in `.grad` does "
+    "not matter.",
     hints=(
         "Each rank can tell whether its own gradients are finite. To decide, it has to know about the others, before anybody "
         "steps.",
@@ -45,14 +46,17 @@ def right(optimizer: Optimizer, scale: float) -> bool:
 
 
 # What the gradients of rank 0 and of rank 1 hold
-FINE, INF, NEGATIVE, NAN, NONE, ONE_NONE = "finite", "inf", "-inf", "nan", "no gradient", "one gradient missing"
+FINE, INF, NEGATIVE, NAN, NONE, ONE_NONE, HUGE = (
+    "finite", "inf", "-inf", "nan", "no gradient", "one gradient missing", "huge",
+)  # fmt: skip
 CASES = (
     (FINE, FINE), (INF, FINE), (FINE, INF), (FINE, NAN), (INF, INF), (NONE, FINE), (NONE, INF), (FINE, NONE), (INF, NONE),
     (ONE_NONE, FINE), (NEGATIVE, ONE_NONE), (NAN, NAN), (FINE, NEGATIVE), (FINE, FINE),
+    (HUGE, FINE),
 )  # fmt: skip
 TOLD = {
     FINE: "finite gradients", INF: "an inf", NEGATIVE: "a -inf", NAN: "a NaN", NONE: "no gradients",
-    ONE_NONE: "one parameter without a gradient",
+    ONE_NONE: "one parameter without a gradient", HUGE: "finite gradients of 3e38",
 }  # fmt: skip
 
 
@@ -68,6 +72,9 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
         for place, weight in enumerate(shard):
             if case[rank] != NONE and (case[rank] != ONE_NONE or place != step % 2):
                 weight.grad = torch.randn(weight.shape, generator=generator) * scale
+        if case[rank] == HUGE:
+            for weight in shard:
+                weight.grad = torch.full_like(weight, 3e38)  # times the scale still
         if case[rank] in (INF, NEGATIVE, NAN):
             bad = shard[step % 2].grad
             assert bad is not None
@@ -98,6 +105,13 @@ def _reduces_only_if_found(optimizer: Optimizer, scale: float) -> bool:
 
 def _leaves_early_without_gradients(optimizer: Optimizer, scale: float) -> bool:
     if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        return False
+    return right(optimizer, scale)
+
+
+def _leaves_with_an_inf(optimizer: Optimizer, scale: float) -> bool:
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if any(not grad.isfinite().all() for grad in grads):
         return False
     return right(optimizer, scale)
 
@@ -141,6 +155,9 @@ agreed_step.judge_by(
         Mistake("reduces only where an inf was found", answer=_reduces_only_if_found,
                 told="only a rank that found an inf calls the all-reduce, and waits there forever: every rank has to call it, "
                 "each time"),
+        Mistake("a rank with an inf leaves", answer=_leaves_with_an_inf,
+                told="a rank that found an inf returns before the all-reduce, and the other waits there forever: it has to tell "
+                "the others, with the flag 1"),
         Mistake("a rank without gradients leaves", breaks="on some rank perhaps none has one",
                 answer=_leaves_early_without_gradients,
                 told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
@@ -151,6 +168,16 @@ agreed_step.judge_by(
         Mistake("looks only for inf",
                 edits={FOUND: "found = torch.tensor(float(any(grad.isinf().any() for grad in grads)))"},
                 told="a NaN goes unseen: `isfinite()` is false for inf and for NaN"),
+        Mistake("judges by the norm", edits={
+                    FOUND: "squares = sum((grad.square().sum() for grad in grads), torch.zeros(()))\n"
+                    "found = torch.tensor(float(not squares.isfinite()))"},
+                told="the sum of the squares is inf if a gradient is above 1.8e19, though all are finite, so a good step is "
+                "skipped: ask `isfinite()` of the gradients themselves"),
+        Mistake("MAX of the gradients", edits={
+                    FOUND: "found = torch.stack([torch.zeros(()), *(grad.abs().max() for grad in grads)]).max()",
+                    "if found == 0:": "if found.isfinite():", "return found.item() == 0": "return bool(found.isfinite())"},
+                told="the largest gradient is reduced with MAX, and a NaN gets lost in it, since no comparison with NaN is true: "
+                "let each rank reduce a flag, 1 for an inf or a NaN and 0 for none"),
         Mistake("does not unscale", breaks="Divide them by `scale`", edits={DIVIDE: "pass"},
                 told="the gradients are still `scale` times too large when the optimizer takes its step"),
         Mistake("multiplies by the scale", edits={DIVIDE: "grad.mul_(scale)"},

@@ -9,15 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from amp_course.checking import Exercise, Mistake, Turn, read_tensor
-from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
+from amp_course.distributed.ranks import Collective, call_on_rank, collectives_so_far, turns_on_ranks
 
 average_fp16 = Exercise(
     chapter="distributed", name="average_fp16", number=5, title="Half the bytes, the same mean", difficulty=4, importance=4,
     minutes=20, lines=8,
-    task="Write `average_fp16(gradient, group)`: return the mean of an fp32 tensor over the ranks of a process group, in fp32, "
-    "but let it travel in **fp16**; a few extra numbers may travel in any dtype. The largest element may lie anywhere "
-    "from 1e-30 to 1e30, on one rank or on all. Every element of the result has to be right to within 0.2 % of the largest one, "
-    "and none may be inf or NaN. Gradients of 0 stay 0. If some rank has an inf or a NaN, so must the result, on all ranks.",
+    task="Write `average_fp16(gradient, group)`, which the ranks of a process group call: return the mean of an fp32 tensor over "
+    "these ranks, in fp32, but let it travel in **fp16**; a few extra numbers may travel in any dtype. The largest element may "
+    "lie anywhere from 1e-30 to 1e30, on one rank or on all. Every element of the result has to be right to within 0.2 % of the "
+    "largest one, and none may be inf or NaN. Gradients of 0 stay 0. If some rank has an inf or a NaN, so must the result, on "
+    "all ranks. You may overwrite `gradient`.",
     hints=(
         "A sum over N ranks can be N times as large as its largest term. By which factor can you multiply before the cast, so "
         "that the sum still fits and the small elements are lifted as far as possible?",
@@ -56,6 +57,8 @@ SIZES = (
     (0.0, 0.0, "for gradients of 0"),
     (0.0, 3.0, "for gradients of 0 on rank 0"),
 )
+FITS = "an fp16 number ends at 65,504, and so does the sum over the ranks. The factor has to keep both below"
+ZEROS = "does a factor that is computed from 0 come into it?"
 BAD = (float("inf"), float("-inf"), float("nan"))
 ELEMENTS = 48
 
@@ -66,23 +69,42 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
     generator = torch.Generator().manual_seed(seed + rank)
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
 
+    def spiked(size: float, sign: float) -> Tensor:
+        """Return a gradient with one large element among thousands of small ones, of the other sign."""
+        gradient = torch.rand(6, 1000, generator=generator) * -1e-6 * sign
+        gradient[rank, 7] = sign
+        return gradient * size
+
     def drawn(size: float) -> Tensor:
         gradient = torch.rand(6, ELEMENTS // 6, generator=generator) * 2 - 1
         gradient[0, :2], gradient[0, 2] = 1.0, -1.0  # the largest ones meet the other rank's
         return gradient * size
 
-    def average(case: str, gradient: Tensor, group: Any) -> tuple[Tensor, str]:
-        before = len(collectives_so_far())
-        got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=(6, ELEMENTS // 6))
-        sent = {one.dtype for one in collectives_so_far()[before:] if one.elements >= ELEMENTS}
-        return got, " and ".join(sorted(sent)) or "float16"
+    def average(case: str, gradient: Tensor, group: Any) -> tuple[Tensor, list[Collective]]:
+        before, shape = len(collectives_so_far()), gradient.shape
+        got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=shape)
+        return got, collectives_so_far()[before:]
 
-    for *sizes, case in SIZES:
-        got, sent = average(case, drawn(sizes[rank]), dist.group.WORLD)
-        turns.append(Turn(case, {"the mean": got, "what the gradient travels in": sent}, clues={"sent": sent}))
-    for size in (2.0, 5e4):
-        case = f"for a group of one rank, with elements up to {size:,g}"
-        turns.append(Turn(case, {"the mean": average(case, drawn(size), alone)[0]}))
+    gradients = [(case, drawn(sizes[rank])) for *sizes, case in SIZES]
+    gradients += [(f"for one {sign} element of {size:,g} on each rank, and thousands of small {other} ones",
+                   spiked(size, 1.0 if sign == "positive" else -1.0))
+                  for sign, other, size in (("positive", "negative", 1.0), ("negative", "positive", 6e4))]  # fmt: skip
+    for case, gradient in gradients:
+        elements = gradient.numel()
+        room = FITS if gradient.any() else ZEROS
+        got, called = average(case, gradient, dist.group.WORLD)
+        sent = " and ".join(sorted({one.dtype for one in called if one.elements >= elements})) or "float16"
+        facets = {
+            "whether all of the mean is finite": bool(got.isfinite().all()),
+            "the mean": got,
+            "what the gradient travels in": sent,
+        }
+        turns.append(Turn(case, facets, {"room": room}, {"sent": sent, "the mean": got}))
+    for sizes in ((1e-9, 5e4), (5e4, 1e-9)):
+        case = f"for a group of one rank, with elements up to {sizes[rank]:,g}"
+        got, called = average(case, drawn(sizes[rank]), alone)
+        too_many = next((one.name for one in called if len(one.group) > 1), "")
+        turns.append(Turn(case, {"collectives that run over all ranks": too_many, "the mean": got}))
     for bad in BAD:
         for place in (0, 1):
             case = f"for gradients with {'an' if bad == BAD[0] else 'a'} {bad} on rank {place}"
@@ -90,13 +112,29 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
             if place == rank:
                 gradient[3, 4] = bad
             got, _ = average(case, gradient, dist.group.WORLD)
-            turns.append(Turn(case, {"whether all of the result is finite": bool(got.isfinite().all())}))
+            turns.append(Turn(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
     return turns
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Gradients of all sizes, equal and unequal ones, zeros, a group of one rank, inf and NaN."""
     yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+
+
+def _largest_over_all_ranks(gradient: Tensor, group: Any) -> Tensor:
+    ranks = dist.get_world_size(group)
+    largest = gradient.abs().max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    if largest == 0:
+        return torch.zeros_like(gradient)
+    factor = 2.0**14 / largest / ranks
+    short = (gradient * factor).half()
+    dist.all_reduce(short, group=group)
+    return short.float() / factor / ranks
+
+
+def _leaves_with_zeros(gradient: Tensor, group: Any) -> Tensor:
+    return right(gradient, group) if gradient.any() else torch.zeros_like(gradient)
 
 
 def _by_a_fixed_scale(scale: float) -> Callable[..., Tensor]:
@@ -115,6 +153,7 @@ def _sum_first(gradient: Tensor, group: Any) -> Tensor:
     return short.float() / dist.get_world_size(group)
 
 
+OWN_LARGEST = "largest = gradient.abs().max()"
 LARGEST = "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)"
 ZERO = "if largest == 0:\n    return torch.zeros_like(gradient)"
 FACTOR = "factor = 2.0**14 / largest / ranks"
@@ -124,7 +163,14 @@ BACK = "return short.float() / factor / ranks"
 RANKS = "ranks = dist.get_world_size(group)"
 
 average_fp16.judge_by(
-    right=right, play=play, tolerance=2e-3, mistakes=[
+    right=right, play=play, tolerance=2e-3,
+    said={"whether all of the mean is finite": "{case}, the result holds an inf or a NaN: {room}",
+          "what the gradient travels in": "{case}, the gradient travels in {got}: what a collective sends has to be fp16",
+          "collectives that run over all ranks": "{case}, `{got}` runs over all ranks and not over `group` alone: pass "
+          "`group=group` to it",
+          "whether an inf or a NaN came through": "{case}, all of the result is finite: an inf or a NaN of any rank has to come "
+          "out on all of them, for a scaler to skip the step"},
+    mistakes=[
         Mistake("adds up, then divides", breaks="none may be inf or NaN", answer=_sum_first,
                 told="the gradients are cast as they are and added up in fp16: the sum overflows beyond 65,504, and what is "
                 "below fp16's smallest number is lost. Scale them first"),
@@ -134,6 +180,18 @@ average_fp16.judge_by(
         Mistake("a fixed scale", answer=_by_a_fixed_scale(2.0**10),
                 told="a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute the factor from "
                 "the largest element"),
+        Mistake("the largest without abs", breaks="The largest element", edits={OWN_LARGEST: "largest = gradient.max()"},
+                told="`gradient.max()` is the largest positive element: where a negative one is larger in magnitude, the factor "
+                "comes out far too large, or negative. Take `gradient.abs().max()`"),
+        Mistake("the mean and not the largest", edits={OWN_LARGEST: "largest = gradient.abs().mean()"},
+                told="the factor is computed from a typical magnitude, such as the mean, and one element can be thousands of "
+                "times as large: take the largest, `gradient.abs().max()`"),
+        Mistake("an epsilon", edits={FACTOR: "factor = 2.0**14 / (largest + 1e-12) / ranks"},
+                told="a constant beside the largest element, added or as a least value, is larger itself than gradients as "
+                "small as these, which are then lost: treat the largest element 0 on its own, and nothing else"),
+        Mistake("a rank with zeros leaves", answer=_leaves_with_zeros,
+                told="a rank whose gradients are all 0 returns before the collective, and the others wait there forever: decide "
+                "by the largest element of all ranks"),
         Mistake("each rank its own factor", breaks="on one rank or on all", edits={LARGEST: "pass"},
                 told="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
                 "largest with MAX first"),
@@ -157,10 +215,13 @@ average_fp16.judge_by(
         Mistake("hides inf and NaN", breaks="If some rank has an inf or a NaN, so must the result", edits={
                     BACK: "return (short.float() / factor / ranks).nan_to_num(0.0, 0.0, 0.0)"},
                 told="inf and NaN come out as plain numbers, so that no scaler can skip the step: let them through"),
-        Mistake("counts two ranks", breaks="over the ranks of a process group", edits={RANKS: "ranks = 2"},
+        Mistake("counts two ranks", breaks="over these ranks", edits={RANKS: "ranks = 2"},
                 told="the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`"),
         Mistake("ignores the group", edits={REDUCE: "dist.all_reduce(short)"},
-                told="the collective runs over all ranks and not over `group`: pass `group=group` to it"),
+                told="the collective that adds up runs over all ranks and not over `group`: pass `group=group` to it"),
+        Mistake("the largest over all ranks", answer=_largest_over_all_ranks,
+                told="the largest element is reduced over all ranks and not over `group`, to which some of them do not belong: "
+                "pass `group=group` to that collective too"),
         Mistake("returns fp16", breaks="in fp32", edits={BACK: "return (short.float() / factor / ranks).half()"},
                 told="the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32"),
     ],

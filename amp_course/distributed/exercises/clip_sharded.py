@@ -9,15 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from amp_course.checking import Exercise, Mistake, Turn, read_number
-from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
 
 clip_sharded = Exercise(
     chapter="distributed", name="clip_sharded", number=4, title="Clip a norm in pieces", difficulty=3, importance=4, minutes=12,
     lines=7,
-    task="Write `clip_sharded(grads, max_norm)`: `grads` is a list of tensors, this rank's part of all gradients (it may be "
-    "empty). Return the 2-norm of the gradients of all ranks together, as a float. If it is above `max_norm`, multiply each "
-    "tensor in place by `max_norm` / norm; below, change nothing. The gradients may be fp16, whose squares overflow: compute the "
-    "norm in fp32.",
+    task="Write `clip_sharded(grads, max_norm)`: `grads` is a list of tensors, this rank's part of all gradients (the list "
+    "may be empty). Return the 2-norm of the gradients of all ranks together, as a float. If it is above `max_norm`, multiply "
+    "each tensor in place by `max_norm` / norm; below, change nothing (the norm may be 0). The gradients may be fp16, whose "
+    "squares overflow: compute the norm in fp32, and let it travel in fp32.",
     hints=(
         "The square of the whole norm is the sum of all squares. Which number does each rank have to give to the others?",
         "Each rank adds up the squares of its own elements, in fp32. `dist.all_reduce` adds these sums, and the square root "
@@ -62,27 +62,36 @@ def _scene(rank: int, seed: int) -> list[tuple[str, list[Tensor], float]]:
             [drawn(40, dtype=torch.float16, size=4e2), drawn(8, dtype=torch.float16, size=9e2)],
             10.0,
         ),
+        ("with fp16 gradients whose norm lies beyond fp16", [torch.full((4,), 6e4, dtype=torch.float16)], 10.0),
         ("with small fp16 gradients", [drawn(16, dtype=torch.float16, size=2.0**-9)], 2.0**-9),
-        ("with no gradients on rank 0", other if rank else [], 1.0),
-        ("with no gradients on rank 1", [] if rank else other, 1.0),
+        ("with an empty list on rank 0", other if rank else [], 1.0),
+        ("with an empty list on rank 1", [] if rank else other, 1.0),
         ("with gradients of 0", [torch.zeros(3)], 1.0),
     ]
 
 
-def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
-    """Let the answer clip this rank's part, case after case; return its turns."""
-    turns = []
-    for case, grads, max_norm in _scene(dist.get_rank(), seed):
-        own = sum((grad.double().square().sum().item() for grad in grads), 0.0) ** 0.5
+def on_rank(answer: Callable[..., Any], seed: int, some_norm_is_0: bool) -> list[Turn]:
+    """Let the answer clip this rank's part in the cases in which some norm is 0, or in the others; return its turns."""
+    turns: list[Turn] = []
+    for case, grads, max_norm in _scene(dist.get_rank(), seed)[slice(-3, None) if some_norm_is_0 else slice(-3)]:
+        given, own = [*grads], sum((grad.double().square().sum().item() for grad in grads), 0.0) ** 0.5
+        before = len(collectives_so_far())
         norm = read_number(call_on_rank(answer, case, grads, max_norm), case)
+        clues: dict[str, Any] = {
+            "the first list holds another tensor": not turns and grads[0] is not given[0],
+            "sent": {one.dtype for one in collectives_so_far()[before:] if one.dtype.startswith(("float", "bfloat"))},
+        }
         facts = {"own": f"{own:.4g}", "max_norm": f"{max_norm:g}"}
-        turns.append(Turn(case, {"the norm": norm, "the clipped gradient": [grad.clone() for grad in grads]}, facts))
+        facets = {"the norm": norm, "the clipped gradient": [grad.clone() for grad in given]}
+        turns.append(Turn(case, facets, facts, clues))
     return turns
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Norms below and above the limit, fp16 gradients, a rank with nothing, zeros."""
-    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+    seed = draw.randrange(10_000)
+    for some_norm_is_0 in (False, True):  # apart, for many an answer that is wrong before divides by 0 there
+        yield from turns_on_ranks(on_rank, answer, seed, some_norm_is_0)
 
 
 def _norm_of_norms(grads: list[Tensor]) -> Tensor:
@@ -99,8 +108,18 @@ def _each_tensor_by_its_own(grads: list[Tensor], max_norm: float) -> float:
 def _own_norm_for_clipping(grads: list[Tensor], max_norm: float) -> float:
     own = _norm_of_norms(grads).item()
     norm = right(grads, float("inf"))
+    if own > max_norm:
+        for grad in grads:
+            grad.mul_(max_norm / own)
+    return norm
+
+
+def _own_norm_for_clipping_even_0(grads: list[Tensor], max_norm: float) -> float:
+    own = _norm_of_norms(grads).item()
+    norm = right(grads, float("inf"))
+    factor = min(1.0, max_norm / own)
     for grad in grads:
-        grad.mul_(min(1.0, max_norm / own))
+        grad.mul_(factor)
     return norm
 
 
@@ -108,10 +127,17 @@ def _leaves_if_empty(grads: list[Tensor], max_norm: float) -> float:
     return right(grads, max_norm) if grads else 0.0
 
 
+ZERO = "total = torch.zeros(())"
 SQUARES = "total += grad.float().square().sum()"
 REDUCE = "dist.all_reduce(total)"
 NORM = "norm = total.sqrt().item()"
 CLIP = "grad.mul_(max_norm / norm)"
+OWN_DTYPE = (
+    "the squares are computed in the gradients' own dtype: in fp16, 256² is inf already, and 2^-13 squared is 0. Call `.float()` "
+    "first"
+)
+SCALES_UP = "gradients whose norm is below `max_norm` are scaled up to it: multiply only if the norm is above"
+OWN_NORM = "the norm returned is right, but this rank clips by its own norm, {own}: all ranks have to use one factor"
 ADD_SQUARES = "squares can be added up over the ranks, norms cannot"
 
 clip_sharded.judge_by(
@@ -121,6 +147,8 @@ clip_sharded.judge_by(
                 "`dist.all_reduce`, before the root"),
         Mistake("the sum of the norms", edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
                 told=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
+        Mistake("only rank 0 gets the sum", edits={REDUCE: "dist.reduce(total, dst=0)"},
+                told="`dist.reduce` gives the sum to rank 0 alone, and every rank needs it: `dist.all_reduce` gives it to all"),
         Mistake("the largest norm", edits={REDUCE: "dist.all_reduce(total, op=dist.ReduceOp.MAX)"},
                 told="this is the larger one of the ranks' norms: the squares of all ranks add up"),
         Mistake("the mean of the norms", edits={
@@ -134,20 +162,34 @@ clip_sharded.judge_by(
                 told="this is the sum of the squares: the norm is its square root"),
         Mistake("squares in fp16", breaks="compute the norm in fp32",
                 edits={SQUARES: "total += grad.square().sum()"},
-                told="the squares are computed in the gradients' own dtype: in fp16, 256² is inf already, and 2^-13 squared is "
-                "0. Call `.float()` first"),
-        Mistake("always scales", breaks="below, change nothing", edits={"if norm > max_norm:": "if norm > 0:"},
-                told="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above"),
+                told=OWN_DTYPE),
+        Mistake("squares and their sum in fp16", edits={
+                    ZERO: "total = torch.zeros((), dtype=grads[0].dtype if grads else None)",
+                    SQUARES: "total += grad.square().sum()"},
+                told=OWN_DTYPE),
+        Mistake("the sum travels in fp16", breaks="let it travel in fp32", edits={REDUCE: "total = total.half()\n" + REDUCE},
+                told="the sum of the squares is cast to fp16 for the all-reduce, where it is inf beyond 65,504: a single number "
+                "may well travel in fp32"),
+        Mistake("the norm of each tensor in fp16", edits={SQUARES: "total += grad.norm().float().square()"},
+                told="the norm of an fp16 tensor is itself an fp16 number: it is inf beyond 65,504. Call `.float()` before you "
+                "take the norm"),
+        Mistake("always scales", breaks="below, change nothing", edits={"if norm > max_norm:": "if norm > 0:"}, told=SCALES_UP),
+        Mistake("always scales, even a norm of 0", edits={"if norm > max_norm:": "if True:"}, told=SCALES_UP),
+        Mistake("always scales, even a norm of 0, in tensors", breaks="the norm may be 0", edits={
+                    "if norm > max_norm:": "if True:", CLIP: "grad.mul_(max_norm / total.sqrt())"}, told=SCALES_UP),
         Mistake("never scales", breaks="in place", edits={CLIP: "pass"},
                 told="the norm is right, but the tensors in the list are unchanged: multiply each in place, by `grad.mul_(…)`"),
-        Mistake("clips by its own norm", answer=_own_norm_for_clipping,
-                told="the norm returned is right, but this rank clips by its own norm, {own}: all ranks have to use one factor"),
+        Mistake("replaces the tensors", edits={CLIP: "grads[:] = [one * (max_norm / norm) for one in grads]\nbreak"},
+                told="the list gets new tensors, and those that were in it, which are the parameters' gradients, stay as they "
+                "are: multiply each in place, by `grad.mul_(…)`"),
+        Mistake("clips by its own norm", answer=_own_norm_for_clipping, told=OWN_NORM),
+        Mistake("clips by its own norm, even 0", answer=_own_norm_for_clipping_even_0, told=OWN_NORM),
         Mistake("clips each tensor", answer=_each_tensor_by_its_own,
                 told="each tensor is clipped by its own norm, which changes the direction of the step: one factor for all"),
         Mistake("clamps the elements", edits={CLIP: "grad.clamp_(-max_norm, max_norm)"},
                 told="the elements are clamped one by one, which changes the direction of the step: multiply all of them by one "
                 "factor, `max_norm / norm`"),
-        Mistake("a rank with nothing leaves", breaks="it may be empty", answer=_leaves_if_empty,
+        Mistake("a rank with nothing leaves", breaks="the list may be empty", answer=_leaves_if_empty,
                 told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
                 "take part, with a sum of 0"),
         Mistake("returns the norm after clipping", edits={"return norm": "return min(norm, max_norm)"},

@@ -20,7 +20,8 @@ ddp_step = Exercise(
     task="Write `ddp_step(model, batches, loss_fn, optimizer, scaler, max_norm)`: one optimizer step from a list of (inputs, "
     "targets), all of the same size; each rank has its own. `model` is wrapped in DDP. Run the forward passes under fp16 "
     "autocast and use the scaler. The step takes the mean gradient over all micro-batches of all ranks, clipped to `max_norm`, "
-    "and leaves no gradients for the next. DDP may all-reduce the gradients **once**, with the last micro-batch.",
+    "and clears the gradients afterwards, for the next step to start from none. DDP may all-reduce the gradients **once**, with "
+    "the last micro-batch.",
     hints=(
         "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What is left for you to divide by?",
         "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the forward pass too: that is where DDP "
@@ -96,13 +97,19 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
         facets = {
             "the number of forward passes": len(dtypes),
             "the dtype of the model's output": dtypes[0] if dtypes else None,
-            "the gradient at the step": [*used],
+            "the number of optimizer steps": len(used),
+            "the gradient at the step": used[0] if used else None,
             "the weights after the step": torch.cat([weight.detach().flatten() for weight in net.parameters()]),
             "the loss scale after the step": scaler.get_scale(),
             "the gradient left after the step": _gradient(net),
             "how often the gradients were all-reduced": trips,
         }
-        clues = {"gradients": [*used], "trips": trips, "forward passes through DDP": len(wrapped)}
+        clues = {
+            "gradients": [*used],
+            "trips": trips,
+            "forward passes through DDP": len(wrapped),
+            "the loss scale after the step": scaler.get_scale(),
+        }
         turns.append(Turn(case, facets, {"count": count, "trips": trips}, clues))
     return turns
 
@@ -116,6 +123,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
 
 
+FIRST = "for number, (inputs, targets) in enumerate(batches, 1):"
 QUIET = "with contextlib.nullcontext() if number == len(batches) else model.no_sync():"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
 FORWARD = "loss = loss_fn(model(inputs), targets)"
@@ -160,13 +168,33 @@ ddp_step.judge_by(
         Mistake("clips each micro-batch", edits={
                     SCALE: SCALE + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"},
                 told="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
-        Mistake("leaves the gradients", breaks="leaves no gradients for the next", edits={CLEAR: "pass"},
+        Mistake("clips each element", edits={
+                    CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
+                told="each element is clipped by itself, which changes the direction of the step: `clip_grad_norm_` multiplies "
+                "all gradients by one factor"),
+        Mistake("clips each parameter", edits={
+                    CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},
+                told="each parameter is clipped by its own norm, which changes the direction of the step: one norm for all, "
+                "`clip_grad_norm_(model.parameters(), max_norm)`"),
+        Mistake("scales up to the norm", edits={
+                    CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
+                    "for p in model.parameters():\n    p.grad.mul_(max_norm / norm)"},
+                told="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, as "
+                "`clip_grad_norm_` does"),
+        Mistake("clears only at the start", edits={
+                    FIRST: "optimizer.zero_grad()\n" + FIRST, CLEAR: "pass"},
+                told="the gradients are cleared at the start of the step, and are still there at its end: move "
+                "`optimizer.zero_grad()` to the end"),
+        Mistake("leaves the gradients", breaks="clears the gradients afterwards", edits={CLEAR: "pass"},
                 told="the gradients are not cleared, so the next step adds to them: call `optimizer.zero_grad()`"),
         Mistake("clears before every micro-batch", edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
                 told="the gradients are cleared before every micro-batch, so only the last one counts: clear them once per step"),
         Mistake("no scaler", breaks="use the scaler", edits={
                     SCALE: "(loss / len(batches)).backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="the scaler is not used: a gradient that overflows goes into the weights, and one that underflows is lost"),
+        Mistake("steps past the scaler", edits={STEP: "optimizer.step()"},
+                told="`optimizer.step()` steps even if the scaler has found an inf: call `scaler.step(optimizer)`, which then "
+                "leaves the step out"),
         Mistake("no update", edits={UPDATE: "pass"},
                 told="`scaler.update()` is missing: after a step the scale is never adjusted, and the next `unscale_` fails"),
         Mistake("no autocast", breaks="under fp16 autocast", edits={REGION: "if True:"},

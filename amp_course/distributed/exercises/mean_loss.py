@@ -16,7 +16,8 @@ mean_loss = Exercise(
     chapter="distributed", name="mean_loss", number=1, title="One loss to log", difficulty=2, importance=4, minutes=8, lines=5,
     task="Write `mean_loss(loss, samples)`, which every rank calls after its last batch. `loss` is the mean loss over this "
     "rank's `samples` samples, a 0-d tensor in fp32 or fp16. Return the mean over the samples of all ranks, as a float, the same "
-    "on each. Ranks may have different numbers of samples; a rank with none has the loss NaN. Compute in fp32.",
+    "on each. Ranks may have different numbers of samples; a rank with none has the loss NaN, which must not count. The NaN of a "
+    "rank that has samples must come out as NaN. Compute in fp32.",
     hints=(
         "Rank 0 has 3 samples with mean 1.0, rank 1 has one with 5.0. The mean over all four is 2.0, not 3.0: what do you have "
         "to add up?",
@@ -46,6 +47,8 @@ CASES = (
     ((math.nan, 0), (1.5, 7)),
     ((1.25, 12), (math.nan, 0)),
     ((3.0, 40_000), (2.0, 30_000)),  # the sums lie beyond fp16
+    ((math.nan, 5), (1.5, 7)),
+    ((0.5, 6), (math.nan, 2)),
 )
 DTYPES = {torch.float32: "in fp32", torch.float16: "in fp16"}
 
@@ -67,7 +70,10 @@ def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Equal and unequal numbers, a rank with none, sums beyond fp16, and drawn ones."""
     drawn = [tuple((draw.randint(1, 40) / 8, draw.randint(1, 90)) for _ in range(2)) for _ in range(2)]
-    yield from turns_on_ranks(on_rank, answer, [*CASES, *drawn])
+    cases = [*CASES, *drawn]
+    some_empty = [case for case in cases if not all(samples for _, samples in case)]
+    yield from turns_on_ranks(on_rank, answer, [case for case in cases if case not in some_empty])
+    yield from turns_on_ranks(on_rank, answer, some_empty)  # apart, for many an answer that is wrong before raises here
 
 
 def _mean_of_means(loss: Tensor, samples: int) -> float:
@@ -84,6 +90,7 @@ def _only_where_it_counts(loss: Tensor, samples: int) -> float:
 
 
 WEIGH = "weigh each rank's mean by its samples: add up `loss * samples` and `samples` over the ranks, then divide"
+OWN_SAMPLES = "the sum over all ranks is divided by this rank's samples alone: divide by those of all ranks, {total}"
 
 mean_loss.judge_by(
     right=right, play=play, tolerance=1e-4, mistakes=[
@@ -95,6 +102,15 @@ mean_loss.judge_by(
         Mistake("NaN of an empty rank", breaks="a rank with none has the loss NaN",
                 edits={"total = float(loss) * samples if samples else 0.0": "total = float(loss) * samples"},
                 told="one rank has no samples and the loss NaN, and NaN times 0 is NaN: let such a rank add 0"),
+        Mistake("hides a NaN that counts", breaks="must come out as NaN",
+                edits={"total = float(loss) * samples if samples else 0.0": "total = loss.float().nan_to_num().item() * samples"},
+                told="the NaN of a rank that has samples comes out as a plain number, so the log looks healthy while training is "
+                "lost: leave out a rank because it has no samples, not because its loss is NaN"),
+        Mistake("leaves out a rank with NaN",
+                edits={"total = float(loss) * samples if samples else 0.0":
+                       "samples = 0 if loss.isnan() else samples; total = loss.float().nan_to_num().item() * samples"},
+                told="a rank whose loss is NaN is left out, even if it has samples, so the log looks healthy while training is "
+                "lost: leave out a rank because it has no samples, not because its loss is NaN"),
         Mistake("an empty rank does not take part", breaks="which every rank calls", answer=_only_where_it_counts,
                 told="a rank without samples leaves out the all-reduce, and the other waits there forever. Every rank has to "
                 "call it; one with no samples adds 0"),
@@ -105,6 +121,10 @@ mean_loss.judge_by(
                 edits={"sums = torch.tensor([total, float(samples)])": "sums = torch.tensor([total, samples], dtype=loss.dtype)"},
                 told="the sums are in the dtype of the loss. In fp16 they are rounded to 11 bits, and beyond 65,504 they are "
                 "inf: add up in fp32"),
+        Mistake("multiplies in the loss's dtype", edits={
+                    "total = float(loss) * samples if samples else 0.0": "total = (loss * samples).item() if samples else 0.0"},
+                told="`loss * samples` is computed in the dtype of the loss. In fp16 it is rounded to 11 bits, and beyond 65,504 "
+                "it is inf: call `.float()` before you multiply"),
         Mistake("the sum of the means", edits={
                     "total = float(loss) * samples if samples else 0.0": "total = float(loss) if samples else 0.0",
                     "return (sums[0] / sums[1]).item()": "return sums[0].item()"},
@@ -114,8 +134,9 @@ mean_loss.judge_by(
                 told="`loss` is a mean already: the sum over this rank's samples is `loss * samples`, and that is what has to "
                 "be added up over the ranks"),
         Mistake("divides by this rank's samples",
-                edits={"return (sums[0] / sums[1]).item()": "return (sums[0] / samples).item() if samples else math.nan"},
-                told="the sum over all ranks is divided by this rank's samples alone: divide by those of all ranks, {total}"),
+                edits={"return (sums[0] / sums[1]).item()": "return (sums[0] / samples).item()"}, told=OWN_SAMPLES),
+        Mistake("divides by this rank's samples, in Python",
+                edits={"return (sums[0] / sums[1]).item()": "return sums[0].item() / samples"}, told=OWN_SAMPLES),
         Mistake("returns the sum", edits={"return (sums[0] / sums[1]).item()": "return sums[0].item()"},
                 told="this is the sum over all samples: divide by their number, {total}"),
     ],

@@ -1,12 +1,16 @@
 """Exercise 6 of chapter 10: one rank writes the checkpoint, and every rank goes on from it."""
 
 import contextlib
+import copy
+import functools
 import os
+import pickle
 import random
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +19,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Exercise, Mistake, Turn, alike
 from amp_course.distributed.ranks import call_on_rank, each_question, turns_on_ranks
 
 share_checkpoint = Exercise(
     chapter="distributed", name="share_checkpoint", number=6, title="Save once, resume everywhere", difficulty=3, importance=5,
     minutes=12, lines=10,
     task="Write `share_checkpoint(path, model, optimizer, scaler)`, which every rank calls. Rank 0 has trained, the others have "
-    "just started. Rank 0, and no other rank, writes the states of model, optimizer and scaler to `path`, a file on a disk that "
-    "all share; then all ranks go on from there, with the same weights, momentum, scale and growth tracker. `path` may hold an "
-    "older checkpoint.",
+    "just started. `model` is a plain module, not wrapped in DDP. Rank 0, and no other rank, writes the `state_dict()`s of "
+    "model, optimizer and scaler to `path`, one file on a disk that all share; then all ranks go on from there, with the same "
+    "weights, momentum, scale and growth tracker. `path` may hold an older checkpoint.",
     hints=(
         "Which rank may write, and how do the others learn that the file is complete? They may be faster than the disk.",
         "`dist.barrier()` returns on no rank before all have called it. It belongs between writing and reading, and outside of "
@@ -52,15 +56,16 @@ def right(path: str, model: nn.Module, optimizer: Optimizer, scaler: Any) -> Non
 class _Disk:
     """Watches who writes into a folder, and lets rank 0 write only once the others cannot come before it any more.
 
-    On a fast disk, a rank that reads too early would often be lucky. So writing waits here until the other rank asks for its next
-    collective, which rank 0 has not called yet, or has returned: the verdict depends on no race.
+    On a fast disk, a rank that reads too early would often be lucky. So writing, or removing an older file, waits here until the
+    other rank asks for its next collective, which rank 0 has not called yet, or has returned: the verdict depends on no race.
     """
 
     _hooked = False
     current: "_Disk | None" = None
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.wrote, self.asked = folder, False, 0
+        self.folder, self.names, self.asked = folder, set[str](), 0
+        self.waited: set[str] = set()
         self.progress = Path(folder, "progress")
 
     @contextlib.contextmanager
@@ -82,21 +87,34 @@ class _Disk:
     @staticmethod
     def _hook(event: str, args: tuple[Any, ...]) -> None:
         disk, mode = _Disk.current, args[1] if event == "open" else None
-        if disk is not None and isinstance(mode, str) and set(mode) & set("wxa+"):
+        if disk is None:
+            return
+        if isinstance(mode, str) and set(mode) & set("wxa+") and disk._is_inside(args[0]):
             disk._writes(args[0])
+        elif event == "os.remove" and disk._is_inside(args[0]):
+            disk._wait("before")
 
     def _saving(self, file: Any) -> Any:
+        if not self._is_inside(file):
+            return self._save(file)
         self._writes(file)
-        return self._save(file)
+        writer = self._save(file)
+        self._wait("with an empty file")  # for one that reads as soon as there is one
+        return writer
 
-    def _writes(self, file: Any) -> None:
-        if not isinstance(file, (str, os.PathLike)) or not os.path.abspath(file).startswith(self.folder):
-            return
-        if not self.wrote and dist.get_rank() == 0:
-            until = time.monotonic() + 1.0  # for one that asks the disk again and again
+    def _is_inside(self, file: Any) -> bool:
+        return isinstance(file, (str, os.PathLike)) and os.path.abspath(file).startswith(self.folder)
+
+    def _writes(self, file: str | os.PathLike[str]) -> None:
+        self._wait("before")
+        self.names.add(os.path.relpath(file, self.folder))
+
+    def _wait(self, what: str) -> None:
+        if what not in self.waited and dist.get_rank() == 0:
+            until = time.monotonic() + 0.5  # for one that asks the disk again and again
             while self._others() <= self.asked and time.monotonic() < until:
                 time.sleep(0.001)
-        self.wrote = True
+        self.waited.add(what)
 
     def _asks(self) -> None:
         self.asked += 1
@@ -124,37 +142,71 @@ def _training(seed: int, trained: bool) -> tuple[nn.Module, Optimizer, Any]:
     return model, optimizer, scaler
 
 
-CASES = ("without an older file", "with an older checkpoint at `path`")
+def _lacking(path: str, states: dict[str, Any]) -> str:
+    """Say which states the file at `path` lacks, under whatever names or in whatever order it keeps them; "" if none."""
+    if not os.path.exists(path):
+        return "there is no file at `path` afterwards"
+    held = _read(path)
+    if held is None:
+        return "the file at `path` can be read neither by `torch.load` nor by `pickle`"
+    parts = list(_parts(held))
+    missing = [name for name, state in states.items() if not any(alike(one, state, 1e-6) for one in parts)]
+    return f"the file at `path` lacks the `state_dict()` of {' and '.join(missing)}" if missing else ""
+
+
+def _read(path: str) -> Any:
+    for load in (functools.partial(torch.load, weights_only=False), lambda name: pickle.loads(Path(name).read_bytes())):
+        with contextlib.suppress(Exception):
+            return load(path)
+    return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield value
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    for one in inside:
+        yield from _parts(one)
+
+
+CASES = ("without an older file", "with the checkpoint of an older training at `path`")
 
 
 def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
     """Let the answer share rank 0's training, without and with an older file; return the turns of this rank."""
-    rank, turns = dist.get_rank(), []
+    rank, turns, path = dist.get_rank(), [], ""
     for number, case in enumerate(CASES):
         place = Path(folder, str(number))
-        path = str(place / "checkpoint.pt")
+        older, path = path, str(place / "checkpoint.pt")
         if rank == 0:
             place.mkdir()
-            if number:
-                parts = zip(("model", "optimizer", "scaler"), _training(seed + 7, True), strict=True)
-                torch.save({name: part.state_dict() for name, part in parts}, path)
+            if number and os.path.exists(older):
+                shutil.copy(older, path)
         dist.barrier()
         model, optimizer, scaler = _training(seed + number + 2 * rank, trained=rank == 0)
+        states = {"model": model, "optimizer": optimizer, "scaler": scaler}
+        states = copy.deepcopy({name: part.state_dict() for name, part in states.items()})
         disk = _Disk(str(place))
         with disk.watch():
             call_on_rank(answer, case, path, model, optimizer, scaler)
         momentum = [optimizer.state[weight].get("momentum_buffer") for weight in model.parameters()]
         state = scaler.state_dict()
+        wrote = bool(disk.names)
+        lacking = _lacking(path, states) if rank == 0 else ""  # the others did not begin with these states
         facets = {
-            "whether this rank writes": disk.wrote,
+            "whether this rank writes": wrote,
             "the weights": torch.cat([weight.detach().flatten() for weight in model.parameters()]),
             "the momentum": None if None in momentum else torch.cat([one.flatten() for one in momentum]),
             "the scale": state["scale"],
             "the growth tracker": state["_growth_tracker"],
-            "whether `path` exists": os.path.exists(path),
+            "what `path` lacks": lacking,
         }
-        writes = f"rank {rank} {'writes, and only rank 0 may' if disk.wrote else 'writes nothing to `path`'}"
-        clues = {"wrote": disk.wrote, "scale": state["scale"], "momentum": None in momentum}
+        names = " and ".join(f"`{name}`" for name in sorted(disk.names))
+        writes = (
+            f"rank {rank} writes {names}, and only rank 0 may write: save only if `dist.get_rank() == 0`"
+            if wrote
+            else f"rank {rank} writes nothing to `path`"
+        )
+        clues = {"wrote": sorted(disk.names), "scale": state["scale"], "momentum": None in momentum, "lacking": lacking}
         turns.append(Turn(case, facets, {"writes": writes}, clues))
     return turns
 
@@ -165,6 +217,17 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         yield from turns_on_ranks(on_rank, answer, os.path.realpath(folder), draw.randrange(10_000))
 
 
+def _looks_for_the_file(path: str, model: nn.Module, optimizer: Optimizer, scaler: Any) -> None:
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    if dist.get_rank() == 0:
+        torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+    while not os.path.exists(path):
+        time.sleep(0.001)
+    saved = torch.load(path)
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+
+
 PARTS = 'parts = {"model": model, "optimizer": optimizer, "scaler": scaler}'
 FIRST, BARRIER = "if dist.get_rank() == 0:", "dist.barrier()"
 FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[name])"
@@ -172,7 +235,7 @@ FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[n
 share_checkpoint.judge_by(
     right=right, play=play, tolerance=1e-6,
     said={"whether this rank writes": "{case}, {writes}",
-          "whether `path` exists": "{case}, there is no file at `path` afterwards"},
+          "what `path` lacks": "{case}, {got}"},
     mistakes=[
         Mistake("every rank writes", breaks="and no other rank", edits={FIRST: "if True:"},
                 told="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "
@@ -182,13 +245,24 @@ share_checkpoint.judge_by(
                 "writing and before the reading, every rank has to call `dist.barrier()`, outside the `if` for rank 0"),
         Mistake("only the others wait", edits={BARRIER: "if dist.get_rank() != 0:\n    dist.barrier()"},
                 told="rank 0 never calls the barrier, so the others wait in it forever: every rank has to call it"),
+        Mistake("looks for the file", answer=_looks_for_the_file,
+                told="the other ranks wait until there is a file at `path`. It is there as soon as it is opened, long before it "
+                "is complete, and an older one is there all along. After the writing and before the reading, every rank has to "
+                "call `dist.barrier()`"),
         Mistake("forgets the scaler", breaks="scale and growth tracker", edits={
                     PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
-                told="the scaler's state is not saved, or not loaded: on the other ranks it starts again at its initial scale"),
+                told="the scaler's state is not saved: on the other ranks it starts again at its initial scale"),
         Mistake("forgets the optimizer", breaks="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
-                told="the optimizer's state is not saved, or not loaded: on the other ranks its momentum starts again from zero"),
+                told="the optimizer's state is not saved: on the other ranks its momentum starts again from zero"),
         Mistake("the model alone", edits={PARTS: 'parts = {"model": model}'},
-                told="only the weights are saved, or loaded: momentum and loss scale start over on the other ranks"),
+                told="only the weights are saved: momentum and loss scale start over on the other ranks"),
+        Mistake("does not load the scaler", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "scaler" else None'},
+                told="the scaler's state is saved but not loaded: on the other ranks it starts again at its initial scale"),
+        Mistake("does not load the optimizer", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "optimizer" else '
+                                                               'None'},
+                told="the optimizer's state is saved but not loaded: on the other ranks its momentum starts again from zero"),
+        Mistake("does not load the model", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "model" else None'},
+                told="the weights are saved but not loaded: the other ranks keep those that they began with"),
         Mistake("only rank 0 reads", breaks="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
                                                                                  "dist.get_rank() else ():"},
                 told="the other ranks keep the states that they began with: every rank has to read the file and call "

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from amp_course.checking import Explained, Failed, Turn, Wrong, call_answer
-from amp_course.distributed.ranks.collective import Collective, CollectiveWatch, Stopped
+from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
 from amp_course.distributed.ranks.pool import warm_ranks
 from amp_course.distributed.ranks.report import Report
 
@@ -33,7 +33,8 @@ def run_on_ranks(work: Any, *arguments: Any) -> list[Report]:
         # A rank that failed comes before those that waited for it in vain: it is the cause.
         first = min(failures, key=lambda rank: (_SECOND.get(failures[rank].kind, 0), rank))
         failure = failures[first]
-        alike = [rank for rank, other in failures.items() if other.signature == failure.signature]
+        same = (failure.kind, failure.signature)
+        alike = [rank for rank, other in failures.items() if (other.kind, other.signature) == same]
         place = f"on rank {first}" if len(alike) < len(reports) else "on both ranks"
         if failure.kind == "refused":
             raise Wrong(failure.told if len(alike) == len(reports) else f"{place}, {failure.told}")
@@ -63,8 +64,11 @@ def call_on_rank(answer: Any, case: str, *arguments: Any, **named: Any) -> Any:
     """
     watch = CollectiveWatch.current
     assert watch is not None, "this runs on a rank"
+    world = dist.group.WORLD
     try:
         got = call_answer(answer, case, *arguments, **named)
+        if dist.group.WORLD is not world:
+            raise Wrong(ENDED_GROUP)
         watch.ask(Collective("returned", tuple(range(dist.get_world_size()))))
     except Stopped as stopped:
         stopped.case = case

@@ -21,6 +21,8 @@ from amp_course.kit.dtypes import dtype_name
 
 Kind = Literal["collective", "send", "receive", "returned"]
 
+ENDED_GROUP = "your code ended the process group. It belongs to the program that opened it: leave it open"
+
 # torch's name for an op → what people call it. Ops of either namespace that are not here are no communication.
 _NAMES = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",

@@ -267,12 +267,14 @@ class _Watch:
         for other in needed:
             if other in self.ended and other != rank:
                 failure = self.ended[other].failure
-                how = "returned" if failure is None else "ended with an error" if failure.kind == "raised" else "ended"
+                if failure is None:
+                    return _left(other)
+                how = "ended with an error" if failure.kind == "raised" else "ended"
                 return f"rank {other} {how} without calling it"
         for other in needed:
             theirs = self.waiting.get(other)
             if theirs is not None and theirs.kind == "returned" and wanted.kind != "returned":
-                return f"rank {other} returned without calling it"
+                return _left(other)
             if theirs is not None and theirs != wanted and theirs.group == wanted.group:
                 return f"{self._theirs(other)}. {_ALIKE}"
         return ""
@@ -288,6 +290,10 @@ class _Watch:
     def _tell(self, rank: int, message: str) -> None:
         with contextlib.suppress(OSError):  # it has just died, and will be heard of
             self.connections[rank].send(message)
+
+
+def _left(rank: int) -> str:
+    return f"rank {rank} returned without calling it. All ranks of the group have to call it, even one that has nothing to add"
 
 
 _POOLS: dict[int, Ranks] = {}

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, short, signature, where, within
 from amp_course.checking.sandbox import sandbox
-from amp_course.distributed.ranks.collective import Collective, CollectiveWatch, Stopped
+from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
 from amp_course.distributed.ranks.report import Failure, Report
 
 _LAST_RESORT = 20.0  # seconds past the limit, after which the process ends whatever it is doing
@@ -107,7 +107,7 @@ class Rank:
     def _own_groups(self, before: set[Any]) -> list[str]:
         """End the groups that the work opened; say so if it ended ours."""
         if not dist.is_initialized() or dist.group.WORLD is not self.world:
-            return ["your code ended the process group that it was given: leave that to the program that opened it"]
+            return [ENDED_GROUP]
         for group in set(dist.distributed_c10d._world.pg_map) - before:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)

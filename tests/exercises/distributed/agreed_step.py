@@ -99,6 +99,42 @@ def assumes_gradients(optimizer, scale):
     return by_sum(optimizer, 1.0)
 
 
+def by_the_norm(optimizer, scale):
+    grads = grads_of(optimizer)
+    for grad in grads:
+        grad.div_(scale)
+    square = torch.stack([torch.zeros(()), *(grad.pow(2).sum() for grad in grads)]).sum()
+    dist.all_reduce(square)
+    if square.isfinite():
+        optimizer.step()
+    return bool(square.isfinite())
+
+
+def leaves_with_an_inf(optimizer, scale):
+    for grad in grads_of(optimizer):
+        grad.div_(scale)
+        if not grad.isfinite().all():
+            return False
+    return by_sum(optimizer, 1.0)
+
+
+def largest(optimizer, scale):
+    most = torch.zeros(1)
+    for grad in grads_of(optimizer):
+        grad.div_(scale)
+        most = torch.maximum(most, grad.abs().max())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    if most.isfinite():
+        optimizer.step()
+    return most.isfinite()
+
+
+def ends_the_group(optimizer, scale):
+    stepped = by_sum(optimizer, scale)
+    dist.destroy_process_group()
+    return stepped
+
+
 RIGHT = {"all_gather_object": by_objects, "counts with SUM": by_sum, "MIN": by_min, "GradScaler's own op": by_scaler}
 WRONG = {
     "steps if a sum is positive": (by_norm_of_the_mean, None),
@@ -106,4 +142,8 @@ WRONG = {
     "writes zeros for inf": (zeroes_them_out, None),
     "raises on one rank": (raises_where_it_is_bad, None),
     "takes gradients for granted": (assumes_gradients, None),
+    "judges by the norm of all": (by_the_norm, "judges by the norm"),
+    "leaves with an inf": (leaves_with_an_inf, None),
+    "the largest": (largest, "MAX of the gradients"),
+    "ends the group": (ends_the_group, None),
 }

@@ -80,7 +80,83 @@ def two_parts(gradient, group):
     return (high.float() + low.float()) / ranks
 
 
-RIGHT = {"a power of two": by_power_of_two, "all_gather": by_gathering, "a safe largest element": with_a_safe_largest}
+def by_the_norm(gradient, group):
+    square = gradient.double().square().sum()
+    dist.all_reduce(square, op=dist.ReduceOp.MAX, group=group)
+    ranks = dist.get_world_size(group)
+    factor = 2.0**15 / square.sqrt().clamp(min=1e-300) / ranks
+    short = (gradient.double() * factor).half()
+    dist.all_reduce(short, group=group)
+    return (short.double() / factor / ranks).float()
+
+
+def average(
+    gradient,
+    group,
+    size=lambda gradient: gradient.abs().max(),
+    everywhere=None,
+    reduced=None,
+    target=2.0**14,
+    back=None,
+):
+    largest = size(gradient)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=everywhere or group)
+    ranks = dist.get_world_size(group)
+    if largest == 0:
+        return torch.zeros_like(gradient)
+    short = (gradient * (target / largest / ranks)).half()
+    dist.all_reduce(short, group=reduced or group)
+    mean = short.float() * (largest / target)
+    return back(mean) if back else mean
+
+
+def without_abs(gradient, group):
+    return average(gradient, group, lambda gradient: gradient.amax())
+
+
+def of_the_mean(gradient, group):
+    return average(gradient, group, lambda gradient: gradient.abs().mean())
+
+
+def of_the_median(gradient, group):
+    return average(gradient, group, lambda gradient: gradient.abs().median())
+
+
+def largest_of_the_world(gradient, group):
+    return average(gradient, group, everywhere=dist.group.WORLD)
+
+
+def a_barrier_of_the_world(gradient, group):
+    dist.barrier()
+    return average(gradient, group)
+
+
+def no_room(gradient, group):
+    return average(gradient, group, target=1.2e5)
+
+
+def added_epsilon(gradient, group):
+    return average(gradient, group, lambda gradient: gradient.abs().max() + 1e-8)
+
+
+def clamped_epsilon(gradient, group):
+    return average(gradient, group, lambda gradient: gradient.abs().max().clamp(min=1e-10))
+
+
+def zeros_return_early(gradient, group):
+    if gradient.abs().max() == 0:
+        return gradient
+    return average(gradient, group)
+
+
+def hides(gradient, group):
+    return average(gradient, group, back=lambda mean: torch.where(mean.isfinite(), mean, torch.zeros(())))
+
+
+RIGHT = {
+    "by the norm": by_the_norm, "a power of two": by_power_of_two, "all_gather": by_gathering,
+    "a safe largest element": with_a_safe_largest,
+}  # fmt: skip
 WRONG = {
     "a scale of its own": (scales_by_own, None),
     "divides first": (adds_up_the_halves, "divides before the cast"),
@@ -88,4 +164,14 @@ WRONG = {
     "in fp32": (too_much_in_fp32, None),
     "an average that gloo lacks": (with_avg, None),
     "two bf16 parts": (two_parts, None),
+    "amax without abs": (without_abs, "the largest without abs"),
+    "the mean": (of_the_mean, "the mean and not the largest"),
+    "the median": (of_the_median, "the mean and not the largest"),
+    "MAX over the world": (largest_of_the_world, "the largest over all ranks"),
+    "a barrier of the world": (a_barrier_of_the_world, None),
+    "no room for the sum": (no_room, None),
+    "an epsilon added": (added_epsilon, "an epsilon"),
+    "an epsilon as a least value": (clamped_epsilon, "an epsilon"),
+    "returns early": (zeros_return_early, "a rank with zeros leaves"),
+    "hides what is not finite": (hides, "hides inf and NaN"),
 }

@@ -65,6 +65,63 @@ def halves_of_the_limit(grads, max_norm):
     return total.sqrt().item()
 
 
+def clip(
+    grads,
+    max_norm,
+    own=lambda grads: torch.tensor(by_norm(grads) ** 2),
+    factor=lambda norm, most: min(1.0, most / norm) if norm else 1,
+):
+    total = own(grads)
+    dist.all_reduce(total)
+    norm = total.float().sqrt().item()
+    for grad in grads:
+        grad.mul_(factor(norm, max_norm))
+    return norm
+
+
+def replaces(grads, max_norm):
+    norm = clip(grads, 1e30)
+    for place, grad in enumerate(grads):
+        grads[place] = grad * min(1.0, max_norm / max(norm, 1e-30))
+    return norm
+
+
+def norms_in_fp16(grads, max_norm):
+    return clip(grads, max_norm, lambda grads: sum((grad.norm().float() ** 2 for grad in grads), torch.zeros(())))
+
+
+def sum_in_fp16(grads, max_norm):
+    return clip(grads, max_norm, lambda grads: torch.tensor(by_norm(grads) ** 2).half())
+
+
+def divides_by_0(grads, max_norm):
+    return clip(grads, max_norm, factor=lambda norm, most: min(1.0, most / norm))
+
+
+def always(grads, max_norm):
+    return clip(grads, max_norm, factor=lambda norm, most: most / norm)
+
+
+def always_in_tensors(grads, max_norm):
+    return clip(grads, max_norm, factor=lambda norm, most: most / torch.tensor(norm))
+
+
+def by_its_own(grads, max_norm):
+    own, norm = by_norm(grads), clip(grads, 1e30)
+    for grad in grads:
+        grad *= min(1.0, max_norm / (own + 1e-6))
+    return norm
+
+
+def reduces_to_rank_0(grads, max_norm):
+    total = torch.tensor(by_norm(grads) ** 2)
+    dist.reduce(total, dst=0)
+    norm = total.sqrt().item()
+    for grad in grads:
+        grad *= min(1.0, max_norm / (norm + 1e-6))
+    return norm
+
+
 def stacks(grads, max_norm):
     total = torch.stack([grad.float().norm() for grad in grads]).square().sum()
     dist.all_reduce(total)
@@ -98,4 +155,12 @@ WRONG = {
     "stacks what may be empty": (stacks, None),
     "the largest element": (largest_element, None),
     "adds up the gradients": (sums_tensors, None),
+    "replaces the list's entries": (replaces, "replaces the tensors"),
+    "norms in fp16": (norms_in_fp16, "the norm of each tensor in fp16"),
+    "the sum in fp16": (sum_in_fp16, "the sum travels in fp16"),
+    "divides by 0": (divides_by_0, None),
+    "always": (always, "always scales, even a norm of 0"),
+    "always, in tensors": (always_in_tensors, "always scales, even a norm of 0, in tensors"),
+    "by its own norm": (by_its_own, "clips by its own norm"),
+    "reduces to rank 0": (reduces_to_rank_0, "only rank 0 gets the sum"),
 }

@@ -114,6 +114,49 @@ def one_rank_stops(model, batches, loss_fn, optimizer, scaler, max_norm):
     by_flag(model, batches, loss_fn, optimizer, scaler, max_norm)
 
 
+def steps(
+    model, batches, loss_fn, optimizer, scaler, max_norm,
+    *, clip=clip_grad_norm_, step=lambda scaler, optimizer: scaler.step(optimizer), start=None, end=None,
+):  # fmt: skip
+    if start:
+        start(optimizer)
+    for number, (x, y) in enumerate(batches):
+        with contextlib.nullcontext() if number == len(batches) - 1 else model.no_sync():
+            with torch.autocast("cpu", torch.float16):
+                loss = loss_fn(model(x), y) / len(batches)
+            scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip(list(model.parameters()), max_norm)
+    step(scaler, optimizer)
+    scaler.update()
+    (end or torch.optim.Optimizer.zero_grad)(optimizer)
+
+
+def steps_past_the_scaler(*given):
+    steps(*given, step=lambda scaler, optimizer: optimizer.step())
+
+
+def clears_at_the_start(*given):
+    steps(*given, start=lambda optimizer: optimizer.zero_grad(), end=lambda optimizer: None)
+
+
+def clips_values(*given):
+    steps(*given, clip=torch.nn.utils.clip_grad_value_)
+
+
+def clips_parameters(*given):
+    steps(*given, clip=lambda parameters, most: [clip_grad_norm_(one, most) for one in parameters])
+
+
+def normalises(*given):
+    def clip(parameters, most):
+        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters])
+        for one in parameters:
+            one.grad *= most / norm
+
+    steps(*given, clip=clip)
+
+
 RIGHT = {"the flag of DDP": by_flag, "the last one apart": first_and_last, "one region, an exit stack": in_one_region}
 WRONG = {
     "one large batch": (all_in_one_batch, None),
@@ -122,4 +165,9 @@ WRONG = {
     "no clipping": (no_clip_no_unscale, "does not clip"),
     "in bf16": (in_bf16, None),
     "one rank returns early": (one_rank_stops, None),
+    "steps past the scaler": (steps_past_the_scaler, "steps past the scaler"),
+    "clears at the start": (clears_at_the_start, "clears only at the start"),
+    "clips each element": (clips_values, "clips each element"),
+    "clips each parameter": (clips_parameters, "clips each parameter"),
+    "normalises": (normalises, "scales up to the norm"),
 }

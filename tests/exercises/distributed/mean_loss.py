@@ -13,11 +13,13 @@ def by_objects(loss, samples):
 
 
 def by_gathering(loss, samples):
-    mine = torch.stack([loss.double().nan_to_num(), torch.tensor(float(samples), dtype=torch.float64)])
+    mine = torch.stack(
+        [loss.double() if samples else loss.double() * 0, torch.tensor(float(samples), dtype=torch.float64)]
+    )
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     means, counts = torch.stack(every).T
-    return ((means * counts).sum() / counts.sum()).item()
+    return ((means * counts)[counts > 0].sum() / counts.sum()).item()
 
 
 def reduce_and_broadcast(loss, samples):
@@ -73,6 +75,38 @@ def raises_on_the_empty_rank(loss, samples):
     return by_objects(loss, samples)
 
 
+def hides_nan(loss, samples):
+    total = torch.nan_to_num(loss.float()) * samples
+    count = torch.tensor(float(samples))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return float(total / count)
+
+
+def asks_for_nan(loss, samples):
+    if loss.isnan():
+        loss, samples = torch.zeros(()), 0
+    return two_calls_that_wait(loss, samples)
+
+
+def product_in_fp16(loss, samples):
+    total = loss * samples if samples else torch.zeros(())
+    return two_calls_that_wait(total.float() / max(samples, 1), samples)
+
+
+def count_not_reduced(loss, samples):
+    total = loss.float() * samples if samples else torch.zeros(())
+    dist.all_reduce(total)
+    return total / samples
+
+
+def reduces_to_rank_0(loss, samples):
+    total, count = torch.tensor([loss.item() * samples if samples else 0.0]), torch.tensor([samples])
+    dist.reduce(total, 0)
+    dist.reduce(count, 0)
+    return (total / count).item()
+
+
 RIGHT = {
     "all_gather_object": by_objects, "all_gather": by_gathering, "reduce and broadcast": reduce_and_broadcast,
     "two all-reduces that run at once": two_calls_that_wait,
@@ -84,5 +118,10 @@ WRONG = {
     "a mean over the ranks that have samples": (counts_ranks_that_have_samples, None),
     "both sums": (returns_a_tensor_of_both, None),
     "raises on one rank": (raises_on_the_empty_rank, None),
+    "hides a NaN": (hides_nan, "hides a NaN that counts"),
+    "asks for NaN": (asks_for_nan, "leaves out a rank with NaN"),
+    "the product in fp16": (product_in_fp16, "multiplies in the loss's dtype"),
+    "the count is not reduced": (count_not_reduced, "divides by this rank's samples"),
+    "reduces to rank 0": (reduces_to_rank_0, "reduces to rank 0"),
     "its own": (lambda loss, samples: float(loss), "this rank's own"),
 }

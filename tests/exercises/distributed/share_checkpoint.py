@@ -96,13 +96,82 @@ def shares_the_last_rank(path, model, optimizer, scaler):
     load(torch.load(path), model, optimizer, scaler)
 
 
+def saves(path, what):
+    if dist.get_rank() == 0:
+        torch.save(what, path)
+    dist.barrier()
+
+
+def shares(model, optimizer, scaler):
+    box = [states(model, optimizer, scaler)]
+    dist.broadcast_object_list(box, src=0)
+    load(box[0], model, optimizer, scaler)
+
+
+def junk(path, model, optimizer, scaler):
+    if dist.get_rank() == 0:
+        with open(path, "w") as file:
+            file.write("done")
+    shares(model, optimizer, scaler)
+
+
+def model_in_the_file(path, model, optimizer, scaler):
+    saves(path, {"model": model.state_dict()})
+    shares(model, optimizer, scaler)
+
+
+def scaler_not_in_the_file(path, model, optimizer, scaler):
+    saves(path, [model.state_dict(), optimizer.state_dict()])
+    shares(model, optimizer, scaler)
+
+
+def objects(path, model, optimizer, scaler):
+    saves(path, (model, optimizer, scaler))
+    load(states(*torch.load(path, weights_only=False)), model, optimizer, scaler)
+
+
+def removes_first(path, model, optimizer, scaler):
+    if dist.get_rank() == 0:
+        if os.path.exists(path):
+            os.remove(path)
+        torch.save(states(model, optimizer, scaler), path + ".new")
+        os.rename(path + ".new", path)
+    while not os.path.exists(path):
+        pass
+    load(torch.load(path), model, optimizer, scaler)
+
+
+def a_log_of_each(path, model, optimizer, scaler):
+    by_pickle(path, model, optimizer, scaler)
+    with open(f"{path}.{dist.get_rank()}.log", "w") as file:
+        file.write("done")
+
+
+def model_not_loaded(path, model, optimizer, scaler):
+    saves(path, states(model, optimizer, scaler))
+    load(torch.load(path)[1:], optimizer, scaler, None)
+
+
+def scaler_not_loaded(path, model, optimizer, scaler):
+    saves(path, states(model, optimizer, scaler))
+    load(torch.load(path)[:2], model, optimizer, scaler)
+
+
 RIGHT = {"a temporary name": by_replacing, "a broadcast": by_broadcast, "pickle and an all-reduce": by_pickle}
 WRONG = {
-    "looks for the file": (waits_by_looking, None),
+    "looks for the file": (waits_by_looking, "looks for the file"),
     "a file for each rank": (a_file_for_each, None),
     "writes nothing": (writes_nothing, None),
     "the weights alone": (weights_only, "the model alone"),
     "a barrier on rank 0": (barrier_on_rank_0, "reads before it is written"),
     "a barrier before the writing": (waits_before_the_writing, "reads before it is written"),
     "the last rank writes": (shares_the_last_rank, None),
+    "a file that says nothing": (junk, None),
+    "the model in the file, the rest by a broadcast": (model_in_the_file, None),
+    "no scaler in the file, a broadcast": (scaler_not_in_the_file, None),
+    "objects, not states": (objects, None),
+    "removes the old file first": (removes_first, None),
+    "a log of each rank": (a_log_of_each, None),
+    "the model is not loaded": (model_not_loaded, "does not load the model"),
+    "the scaler is not loaded": (scaler_not_loaded, "does not load the scaler"),
 }
