@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -14,8 +14,8 @@ from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
 EXERCISES = [exercise for chapter in available() for exercise in chapter.exercises()]
-# Fixed cases decide and draws only add, so a few will do from day to day; `make test-matrix` draws more often.
-DRAWS = int(os.environ.get("AMP_COURSE_DRAWS", "4"))
+# Fixed cases decide and draws only add, so two will do from day to day; `make test-matrix` draws more often.
+DRAWS = int(os.environ.get("AMP_COURSE_DRAWS", "2"))
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 
 
@@ -38,25 +38,27 @@ def judge_of(exercise: Exercise) -> Judge:
 
 
 @each_exercise
-def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, record_property: Any) -> None:
+def test_each_mistake_is_told_as_itself_whatever_is_drawn(
+    exercise: Exercise, draw: Callable[[int], None], record_property: Any
+) -> None:
     judge = judge_of(exercise)
     for seed in range(DRAWS):
         right = judge.turns(judge.right, seed)
-        turns = {one: list(judge.turns_of_mistake(one, seed)) for one in exercise.mistakes}
 
-        def played(mistake: Mistake, turns: dict[Mistake, list[Turn]] = turns) -> Generator[Turn]:
-            yield from turns[mistake]
+        def played(mistake: Mistake, seed: int = seed) -> Generator[Turn]:
+            yield from judge.turns_of_mistake(mistake, seed)
 
         assert judge.explain(right, right, played) is None
-        for mistake, mine in turns.items():
-            if seed == 0:  # as in a check, which plays the mistake on its own: in another folder, at another time
-                mine = list(judge.turns_of_mistake(mistake, seed))
+        for mistake in exercise.mistakes:
+            # The first draw as in a check, which plays the mistake on its own: in another folder, at another time
+            mine = list(played(mistake)) if seed else judge.turns(mistake.made_of(judge.right), seed)
             wrong = judge.explain(mine, right, played)
             assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}, draw {seed}: {wrong}"
             if seed == 0:
                 record_property(DIAGNOSIS, (exercise.id, mistake.name, str(wrong)))
 
 
+@pytest.mark.usefixtures("draw")
 @each_exercise
 def test_the_check_tells_a_mistake_as_the_judge_does(exercise: Exercise) -> None:
     for mistake in (exercise.mistakes[0], exercise.mistakes[-1]):
@@ -65,12 +67,14 @@ def test_the_check_tells_a_mistake_as_the_judge_does(exercise: Exercise) -> None
 
 
 @pytest.mark.parametrize(("exercise", "label", "answer"), of_all("RIGHT"))
-def test_right_answer_passes(exercise: Exercise, label: str, answer: Any) -> None:
-    for _ in range(3):  # each time on other inputs
+def test_right_answer_passes(exercise: Exercise, label: str, answer: Any, draw: Callable[[int], None]) -> None:
+    for seed in range(DRAWS):
+        draw(seed)
         outcome = exercise.check(answer)
         assert outcome.state == "correct", outcome.message
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize(("exercise", "label", "case"), of_all("WRONG"))
 def test_wrong_answer_is_told_nothing_false(exercise: Exercise, label: str, case: Any, record_property: Any) -> None:
     answer, mistake = case  # None: no mistake of the table does the same, so no cause is named
@@ -94,6 +98,7 @@ def test_demands_of_the_card_are_tested(exercise: Exercise) -> None:
         assert words in exercise.task, words
 
 
+@pytest.mark.usefixtures("draw")
 @each_exercise
 def test_an_answer_that_raises_is_told_so(exercise: Exercise) -> None:
     if exercise.takes != "function":

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from amp_course.checking import Mistake, Turn
 from amp_course.checking.exercise import Exercise
-from amp_course.checking.judging import Judge
 from tests.exercises.test_answers import EXERCISES
 
 
@@ -105,28 +103,7 @@ ODD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the same cases for all answers, and play what is the course's own on them once, not once for each answer."""
-    played: dict[str, list[Turn]] = {}
-    turns, turns_of_mistake = Judge.turns, Judge.turns_of_mistake
-
-    def remembered(self: Judge, answer: Any, seed: int) -> list[Turn]:
-        if "" not in played:
-            played[""] = turns(self, answer, seed)
-        return played[""]
-
-    def remembered_of_mistake(self: Judge, mistake: Mistake, seed: int) -> Generator[Turn]:
-        if mistake.name not in played:
-            played[mistake.name] = list(turns_of_mistake(self, mistake, seed))
-        yield from played[mistake.name]
-
-    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
-    monkeypatch.setattr(Judge, "turns", remembered)
-    monkeypatch.setattr(Judge, "turns_of_mistake", remembered_of_mistake)
-
-
-@pytest.mark.usefixtures("drawn_once")
+@pytest.mark.usefixtures("draw")
 @pytest.mark.filterwarnings("ignore")  # a coroutine that nobody awaits
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_odd_answers_are_refused_in_plain_words(exercise: Exercise, capsys: Any) -> None:
