@@ -48,31 +48,32 @@ def right(gradient: Tensor, group: Any) -> Tensor:
 SIZES = (
     (0.5, 0.25, "for gradients of ordinary size"),
     (6e4, 6e4, "for elements up to 60,000 on both ranks, whose sum lies beyond fp16"),
+    (1e-29, 1e-30, "for elements up to 1e-29"),
+    (1e4, 1e-9, "for elements up to 10,000 on rank 0 and 1e-9 on rank 1"),
+    (0.0, 3.0, "for gradients of 0 on rank 0"),
+)
+MORE_SIZES = (
     (1e9, 3e8, "for elements up to 1e9, far beyond fp16"),
     (1e-7, 6e-8, "for elements up to 1e-7, where fp16 ends"),
     (1e-12, 1e-12, "for elements up to 1e-12, far below fp16"),
     (1e30, 1e29, "for elements up to 1e30"),
-    (1e-29, 1e-30, "for elements up to 1e-29"),
-    (1e4, 1e-9, "for elements up to 10,000 on rank 0 and 1e-9 on rank 1"),
     (0.0, 0.0, "for gradients of 0"),
-    (0.0, 3.0, "for gradients of 0 on rank 0"),
 )
 FITS = "an fp16 number ends at 65,504, and so does the sum over the ranks. The factor has to keep both below"
 ZEROS = "does a factor that is computed from 0 come into it?"
-BAD = (float("inf"), float("-inf"), float("nan"))
+BAD = (("inf", 0), ("-inf", 1), ("nan", 1), ("nan", 0))  # what, and on which rank
 ELEMENTS = 48
 
 
-def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
-    """Let the answer average each case over both ranks, and some over a group of one rank; return the turns."""
+def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
+    """Let the answer average the first cases, or with `more` the others and some over a group of one rank; return the turns."""
     rank, turns = dist.get_rank(), []
     generator = torch.Generator().manual_seed(seed + rank)
-    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
 
-    def spiked(size: float, sign: float) -> Tensor:
+    def spiked(size: float) -> Tensor:
         """Return a gradient with one large element among thousands of small ones, of the other sign."""
-        gradient = torch.rand(6, 1000, generator=generator) * -1e-6 * sign
-        gradient[rank, 7] = sign
+        gradient = torch.rand(6, 1000, generator=generator) * -1e-6
+        gradient[rank, 7] = 1.0
         return gradient * size
 
     def drawn(size: float) -> Tensor:
@@ -85,10 +86,11 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
         got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=shape)
         return got, collectives_so_far()[before:]
 
-    gradients = [(case, drawn(sizes[rank])) for *sizes, case in SIZES]
-    gradients += [(f"for one {sign} element of {size:,g} on each rank, and thousands of small {other} ones",
-                   spiked(size, 1.0 if sign == "positive" else -1.0))
-                  for sign, other, size in (("positive", "negative", 1.0), ("negative", "positive", 6e4))]  # fmt: skip
+    gradients = [(case, drawn(sizes[rank])) for *sizes, case in (MORE_SIZES if more else SIZES)]
+    spikes = (("positive", "negative", 1.0), ("negative", "positive", -6e4)) if more else ()
+    for sign, other, size in spikes:
+        case = f"for one {sign} element of {size:,g} on each rank, and thousands of small {other} ones"
+        gradients.append((case, spiked(size)))
     for case, gradient in gradients:
         elements = gradient.numel()
         room = FITS if gradient.any() else ZEROS
@@ -100,25 +102,29 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
             "what the gradient travels in": sent,
         }
         turns.append(Turn(case, facets, {"room": room}, {"sent": sent, "the mean": got}))
+    if not more:
+        return turns
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
     for sizes in ((1e-9, 5e4), (5e4, 1e-9)):
         case = f"for a group of one rank, with elements up to {sizes[rank]:,g}"
         got, called = average(case, drawn(sizes[rank]), alone)
         too_many = next((one.name for one in called if len(one.group) > 1), "")
         turns.append(Turn(case, {"collectives that run over all ranks": too_many, "the mean": got}))
-    for bad in BAD:
-        for place in (0, 1):
-            case = f"for gradients with {'an' if bad == BAD[0] else 'a'} {bad} on rank {place}"
-            gradient = drawn(1.0)
-            if place == rank:
-                gradient[3, 4] = bad
-            got, _ = average(case, gradient, dist.group.WORLD)
-            turns.append(Turn(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
+    for bad, place in BAD:
+        case = f"for gradients with {'an' if bad == 'inf' else 'a'} {bad} on rank {place}"
+        gradient = drawn(1.0)
+        if place == rank:
+            gradient[3, 4] = float(bad)
+        got, _ = average(case, gradient, dist.group.WORLD)
+        turns.append(Turn(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
     return turns
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Gradients of all sizes, equal and unequal ones, zeros, a group of one rank, inf and NaN."""
-    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+    seed = draw.randrange(10_000)
+    for more in (False, True):  # two pieces, for most mistakes are told apart by the first
+        yield from turns_on_ranks(on_rank, answer, seed, more)
 
 
 def _largest_over_all_ranks(gradient: Tensor, group: Any) -> Tensor:
@@ -180,6 +186,11 @@ average_fp16.judge_by(
         Mistake("a fixed scale", answer=_by_a_fixed_scale(2.0**10),
                 told="a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute the factor from "
                 "the largest element"),
+        Mistake("ignores the group", edits={REDUCE: "dist.all_reduce(short)"},
+                told="the collective that adds up runs over all ranks and not over `group`: pass `group=group` to it"),
+        Mistake("the largest over all ranks", answer=_largest_over_all_ranks,
+                told="the largest element is reduced over all ranks and not over `group`, to which some of them do not belong: "
+                "pass `group=group` to that collective too"),
         Mistake("the largest without abs", breaks="The largest element", edits={OWN_LARGEST: "largest = gradient.max()"},
                 told="`gradient.max()` is the largest positive element: where a negative one is larger in magnitude, the factor "
                 "comes out far too large, or negative. Take `gradient.abs().max()`"),
@@ -217,11 +228,6 @@ average_fp16.judge_by(
                 told="inf and NaN come out as plain numbers, so that no scaler can skip the step: let them through"),
         Mistake("counts two ranks", breaks="over these ranks", edits={RANKS: "ranks = 2"},
                 told="the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`"),
-        Mistake("ignores the group", edits={REDUCE: "dist.all_reduce(short)"},
-                told="the collective that adds up runs over all ranks and not over `group`: pass `group=group` to it"),
-        Mistake("the largest over all ranks", answer=_largest_over_all_ranks,
-                told="the largest element is reduced over all ranks and not over `group`, to which some of them do not belong: "
-                "pass `group=group` to that collective too"),
         Mistake("returns fp16", breaks="in fp32", edits={BACK: "return (short.float() / factor / ranks).half()"},
                 told="the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32"),
     ],

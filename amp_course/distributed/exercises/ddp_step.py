@@ -60,8 +60,8 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
 )
 
 
-def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
-    """Let the answer take the steps with this rank's batches; return its turns."""
+def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Turn]:
+    """Let the answer take some of STEPS in a training of its own, with this rank's batches; return its turns."""
     generator = torch.Generator().manual_seed(seed)
     net = nn.Sequential(
         nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
@@ -82,7 +82,7 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
         return nn.functional.cross_entropy(output.float(), targets)
 
     turns = []
-    for count, max_norm, overflow, case in STEPS:
+    for count, max_norm, overflow, case in STEPS[steps]:
         batches = [
             (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(count)
         ]
@@ -120,7 +120,9 @@ def _gradient(net: nn.Module) -> Tensor:
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank, and one that is clipped."""
-    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+    seed = draw.randrange(10_000)
+    for steps in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
+        yield from turns_on_ranks(on_rank, answer, seed, steps)
 
 
 FIRST = "for number, (inputs, targets) in enumerate(batches, 1):"

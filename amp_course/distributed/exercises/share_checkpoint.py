@@ -99,7 +99,7 @@ class _Disk:
             return self._save(file)
         self._writes(file)
         writer = self._save(file)
-        self._wait("with an empty file")  # for one that reads as soon as there is one
+        self._wait("with an empty file", 0.25)  # for one that reads as soon as there is one
         return writer
 
     def _is_inside(self, file: Any) -> bool:
@@ -109,9 +109,9 @@ class _Disk:
         self._wait("before")
         self.names.add(os.path.relpath(file, self.folder))
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, seconds: float = 0.5) -> None:
         if what not in self.waited and dist.get_rank() == 0:
-            until = time.monotonic() + 0.5  # for one that asks the disk again and again
+            until = time.monotonic() + seconds  # for one that asks the disk again and again
             while self._others() <= self.asked and time.monotonic() < until:
                 time.sleep(0.001)
         self.waited.add(what)
