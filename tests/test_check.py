@@ -15,6 +15,7 @@ def check(monkeypatch):
     SPEC.loader.exec_module(module)
     monkeypatch.setattr(module, "QUICK", {"one": ("the first", OK), "two": ("the second", FAILS)})
     monkeypatch.setattr(module, "PARTS", {"three": ("the third", FAILS), "four": ("the fourth", OK)})
+    monkeypatch.setattr(module, "ON_DEMAND", {"six": ("the sixth", OK)})
     return module
 
 
@@ -35,7 +36,16 @@ def test_what_fails_stops_what_comes_after_it_and_is_named(check, capfd):
     assert "four" not in out and "FAILED in three: one 0 s, three 0 s; " in out
 
 
+def test_what_is_on_demand_runs_only_if_it_is_named(check, capfd):
+    check.QUICK.clear()
+    check.PARTS.pop("three")
+    assert check.main([]) == 0
+    assert "six" not in capfd.readouterr().out
+    assert check.main(["six"]) == 0
+    assert "== six: the sixth (1 of 1" in capfd.readouterr().out
+
+
 def test_an_unknown_part_is_refused_and_the_parts_are_listed(check, capfd):
     assert check.main(["one", "five"]) == 2
     out, err = capfd.readouterr()
-    assert out == "" and err == "There is no part named five; the parts are one, two, three, four.\n"
+    assert out == "" and err == "There is no part named five; the parts are one, two, three, four, six.\n"

@@ -1,6 +1,7 @@
 """Run every check of the course that needs no GPU, the quick ones first; stop where one fails.
 
-`make test` runs this in .venv. Names of parts choose some: `make test ARGS="ruff unit"`.
+`make test` runs this in .venv. Names of parts choose some: `make test ARGS="ruff unit"`. What takes longest runs only if it
+is named, `make test ARGS=slow`; `.ci/run` does both.
 """
 
 import os
@@ -31,7 +32,10 @@ QUICK = {
 }
 # These keep both cores busy, one part after the other. A notebook's cells stay together, the long notebooks come first.
 PARTS = {
-    "unit": ("the package, its exercises and its tools", pytest("-q", "--dist", "worksteal", "-m", "not browser")),
+    "unit": (
+        "the package, its exercises and its tools",
+        pytest("-q", "--dist", "worksteal", "-m", "not browser and not slow"),
+    ),
     "notebooks": (
         "each cell shows what is stored",
         pytest("-q", "--dist", "loadfile", "--no-loadscope-reorder", "--nbval", *NBVAL, "notebooks", "solutions"),
@@ -43,6 +47,12 @@ PARTS = {
     "browser": (
         "the reader's way and every panel, in JupyterLab",
         pytest("-v", "--dist", "worksteal", "-m", "browser", "-rs", "tests/browser"),
+    ),
+}
+ON_DEMAND = {
+    "slow": (
+        "the benchmarks, whole trainings and processes that are killed",
+        pytest("-q", "--dist", "worksteal", "-m", "slow"),
     ),
 }
 
@@ -71,22 +81,19 @@ def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], l
             name = futures[future]
             print(f"== {name}: {QUICK[name][0]} ({seconds:.0f} s)\n{printed}", end="", flush=True)
             note(name, code, seconds)
-    slow = [name for name in PARTS if name in names]
-    for number, name in enumerate(slow, 1):
+    parts = {name: part for name, part in (PARTS | ON_DEMAND).items() if name in names}
+    for number, (name, (what, arguments)) in enumerate(parts.items(), 1):
         if failed:
             break
-        print(
-            f"== {name}: {PARTS[name][0]} ({number} of {len(slow)}, {time.monotonic() - began:.0f} s so far)",
-            flush=True,
-        )
-        code, seconds, _ = run(PARTS[name][1], environment)
+        print(f"== {name}: {what} ({number} of {len(parts)}, {time.monotonic() - began:.0f} s so far)", flush=True)
+        code, seconds, _ = run(arguments, environment)
         note(name, code, seconds)
     return lines, failed
 
 
 def main(names: list[str]) -> int:
-    """Run the named parts, or all; return 0 if none failed."""
-    known = [*QUICK, *PARTS]
+    """Run the named parts, or all but those on demand; return 0 if none failed."""
+    known = [*QUICK, *PARTS, *ON_DEMAND]
     unknown = set(names) - set(known)
     if unknown:
         print(
@@ -98,7 +105,7 @@ def main(names: list[str]) -> int:
         # The reader's copies and progress are not the tests' to touch. Two processes run tests, so each gets one thread:
         # more threads than cores make small ops many times as slow.
         environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
-        lines, failed = run_all(names or known, environment)
+        lines, failed = run_all(names or [*QUICK, *PARTS], environment)
     verdict = f"FAILED in {' and '.join(failed)}" if failed else "All passed"
     print(f"\n{verdict}: {', '.join(lines)}; {time.monotonic() - start:.0f} s in all.")
     return 1 if failed else 0

@@ -10,6 +10,8 @@ import pytest
 from amp_course.recipes.survival import load_survival
 from benchmarks.tables import tables
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--tiny", "--device", "cpu", "--rounds", "2", "--steps", "2", "--threads", "1"]
 SPREAD = {"median", "q1", "q3"}

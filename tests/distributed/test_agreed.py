@@ -98,6 +98,7 @@ def _schedules(make: Make, schedules: list[Schedule], fused: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_decide_as_one_process_that_sees_all_gradients() -> None:
     schedules = [drawn(seed) for seed in range(200)]
     # a step in which no rank has a gradient is GradScaler's error, tested below

@@ -14,6 +14,8 @@ import pytest
 
 from amp_course.distributed.launching import ScriptRun, run_script
 
+pytestmark = pytest.mark.slow
+
 # Each rank ignores SIGTERM and starts a process in a session of its own; if it waits in vain, with an empty environment.
 SCRIPT = """
 import os, signal, subprocess, sys, time
@@ -42,7 +44,7 @@ def write_script(folder: Path) -> Path:
     return path
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while not true():

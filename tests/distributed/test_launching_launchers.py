@@ -107,6 +107,7 @@ def test_the_mpi_script_says_what_it_misses(tmp_path: Path, ranks: Path) -> None
     assert "MPI_LOCALRANKID" in done.stderr
 
 
+@pytest.mark.slow
 def test_launchers_are_timed_in_turn_and_set_what_the_table_says() -> None:
     keys = ["spawn", "by hand", "two nodes"]
     times = time_launchers(1, keys)

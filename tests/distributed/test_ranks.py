@@ -276,6 +276,7 @@ def _gone(processes: list[int], seconds: float = 10.0) -> bool:
     return not left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "ending"), [(BUSY, signal.SIGKILL), (IDLE, signal.SIGKILL), (BUSY, signal.SIGINT)])
 def test_the_ranks_end_with_their_parent(code: str, ending: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT + code], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -30,6 +30,7 @@ def test_a_script_is_short_enough_to_take_away(name: str) -> None:
     assert len(find_script(name).read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
     straight, broken = tmp_path / "straight.pt", tmp_path / "broken.pt"
     whole = run("ddp_amp", "--epochs", "2", "--checkpoint", str(straight))
@@ -42,6 +43,7 @@ def test_ddp_resumes_to_the_last_bit(tmp_path: Path) -> None:
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 on a CPU needs torch 2.7")
 def test_a_sharded_checkpoint_is_loaded_by_two_ranks_and_by_one(tmp_path: Path) -> None:
     straight, broken = str(tmp_path / "straight"), str(tmp_path / "broken")

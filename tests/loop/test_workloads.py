@@ -35,6 +35,7 @@ def test_digits_are_learned_under_either_recipe(recipe):
     assert workload.accuracy(session) > 0.85  # 0.9 to 0.99, by the number of threads that add up
 
 
+@pytest.mark.slow
 def test_loss_of_the_language_model_falls_alike():
     finals = []
     for recipe in (FP32, AMP_BF16):

@@ -198,7 +198,7 @@ average_fp16.judge_by(
                 told="the factor is computed from a typical magnitude, such as the mean, and one element can be thousands of "
                 "times as large: take the largest, `gradient.abs().max()`"),
         Mistake("an epsilon", edits={FACTOR: "factor = 2.0**14 / (largest + 1e-12) / ranks"},
-                told="a constant beside the largest element, added or as a least value, is larger itself than gradients as "
+                told="a constant that is added to the largest element, or is its least value, is larger itself than gradients as "
                 "small as these, which are then lost: treat the largest element 0 on its own, and nothing else"),
         Mistake("a rank with zeros leaves", answer=_leaves_with_zeros,
                 told="a rank whose gradients are all 0 returns before the collective, and the others wait there forever: decide "

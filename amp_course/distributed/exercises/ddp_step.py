@@ -172,7 +172,7 @@ ddp_step.judge_by(
                 told="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
         Mistake("clips each element", edits={
                     CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
-                told="each element is clipped by itself, which changes the direction of the step: `clip_grad_norm_` multiplies "
+                told="each element is clipped on its own, which changes the direction of the step: `clip_grad_norm_` multiplies "
                 "all gradients by one factor"),
         Mistake("clips each parameter", edits={
                     CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},

@@ -1,0 +1,39 @@
+"""Judging many answers to one exercise, with what is the course's own played once on each draw, and not once for each answer."""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from amp_course.checking import Mistake
+from amp_course.checking.judging import Judge, Turn
+
+_PLAYED: dict[tuple[int, str, int], list[Turn]] = {}  # (judge, mistake or "" for the right answer, seed) → its turns
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that lets all checks from now on draw by a seed; at first it is 0."""
+    turns, turns_of_mistake = Judge.turns, Judge.turns_of_mistake
+
+    def remembered(self: Judge, answer: Any, seed: int) -> list[Turn]:
+        if answer is not self.right:
+            return turns(self, answer, seed)
+        key = id(self), "", seed
+        if key not in _PLAYED:
+            _PLAYED[key] = turns(self, answer, seed)
+        return _PLAYED[key]
+
+    def remembered_of_mistake(self: Judge, mistake: Mistake, seed: int) -> Generator[Turn]:
+        key = id(self), mistake.name, seed
+        if key not in _PLAYED:
+            _PLAYED[key] = list(turns_of_mistake(self, mistake, seed))
+        yield from _PLAYED[key]
+
+    def draw(seed: int) -> None:
+        monkeypatch.setattr("secrets.randbits", lambda bits: seed)
+
+    monkeypatch.setattr(Judge, "turns", remembered)
+    monkeypatch.setattr(Judge, "turns_of_mistake", remembered_of_mistake)
+    draw(0)
+    return draw
