@@ -25,6 +25,11 @@ SCRIPTS = {  # name → (script, seconds, what the problem says)
         60,
         ["rank 1 raised ValueError: bad batch in line 4, `raise ValueError('bad batch')`."],
     ),
+    "raises what has no text": (
+        f"{RANK}class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\nif rank == 1:\n    raise Mute",
+        60,
+        ["rank 1 raised Mute: (its message fails itself when it is asked for) in line 7, `raise Mute`"],
+    ),
     # On every rank, unless torchrun ends one before it has said so
     "syntax": (f"{RANK}x = = 3", 60, ["raised SyntaxError", "in line 3, `x = = 3`"]),
     "exits": (

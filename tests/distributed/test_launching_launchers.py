@@ -157,6 +157,12 @@ def test_the_figure_draws_medians_and_quartiles() -> None:
     assert "torchrun 3.00 s (2.50 s to 3.50 s)" in figure.alt  # type: ignore[attr-defined]
 
 
+def test_the_figure_of_one_round_shows_no_spread() -> None:
+    figure = start_up_figure(StartUpTimes({"torchrun": (2.0,), "spawn": (1.0,)}, {"torchrun": {}, "spawn": {}}, {}))
+    assert not figure.axes[0].collections
+    assert "one start of each: torchrun 2.00 s; spawn 1.00 s." in figure.alt  # type: ignore[attr-defined]
+
+
 def test_variables_are_shortened_for_people() -> None:
     assert variables_text({"WORLD_SIZE": "2", "RANK": "1", "OTHER": "x"}) == "RANK=1, WORLD_SIZE=2, and 1 more"
     assert variables_text({}) == "nothing"

@@ -45,7 +45,7 @@ def main() -> None:
         _record(base, end="exit", **_exit_code(error.code), **_place(error, script))
         raise
     except BaseException as error:
-        _record(base, end="raised", type=_name(type(error)), message=str(error)[:_MOST], **_place(error, script))
+        _record(base, end="raised", type=_name(type(error)), message=_message(error), **_place(error, script))
         error = error.with_traceback(
             error.__traceback__ and error.__traceback__.tb_next
         )  # without this file's own frame
@@ -53,6 +53,13 @@ def main() -> None:
         sys.exit(1)
     _record(base, end="finished")
     gc.collect()  # a process group in a reference cycle has threads, and they abort a process that they outlive (torch 2.13)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:_MOST]
+    except Exception:  # of the script's own class
+        return "(its message fails itself when it is asked for)"
 
 
 def _record(base: str, **facts: Any) -> None:
