@@ -1,0 +1,1 @@
+"""Chapter 11: find where an inf or a NaN comes from."""

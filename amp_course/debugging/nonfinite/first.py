@@ -1,0 +1,65 @@
+"""Run a training step, find the first inf or NaN in it that does harm, and put everything back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.audit.arguments import several
+from amp_course.audit.calling import arguments_for, cloned
+from amp_course.audit.snapshot import Snapshot
+from amp_course.checking.sandbox import sandbox
+from amp_course.debugging.nonfinite.report import Nonfinite
+from amp_course.debugging.nonfinite.watch import Watch
+
+
+def first_nonfinite(
+    step: Callable[..., Any],
+    batches: Iterable[Any] = ((),),
+    *,
+    model: nn.Module | Sequence[nn.Module] = (),
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
+    steps: int = 1,
+) -> Nonfinite:
+    """Run `step(*batch)` up to `steps` times, until an inf or NaN does harm; say which op made it, where, and of what.
+
+    step:    whatever you call for a batch: a function, a method, a closure
+    batches: tuples, dicts or single objects; without any, the step is called without arguments
+    model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach is put back too
+
+    Weights, gradients, states, buffers and random numbers are as before afterwards. Raises what the step raises, unless an
+    inf or NaN had done harm by then. Raises TypeError for a step that cannot be called, ValueError for fewer than 1 step.
+    Example: first_nonfinite(step, batches, model=model).first.op → "exp"
+    """
+    if not callable(step):
+        raise TypeError(f"step has to be a function that runs one training step, and this is a {type(step).__name__}.")
+    if steps < 1:
+        raise ValueError(f"steps is {steps}: at least one step has to run.")
+    models = [one for one in several(model) if isinstance(one, nn.Module)]
+    error: BaseException | None = None
+    with sandbox():
+        snapshot = Snapshot([*models, *several(optimizer), *several(scaler)], {"the step": step})
+        watch = Watch(models)
+        try:
+            with watch:
+                for number, batch in enumerate(itertools.islice(batches, steps), 1):
+                    watch.step = number
+                    args, kwargs = arguments_for(step, cloned(batch))
+                    try:
+                        step(*args, **kwargs)
+                    except Exception as raised:
+                        error = raised
+                    watch.look_at_weights()
+                    if error is not None or any(birth.harmful for birth in watch.births) or watch.given:
+                        break
+        finally:
+            snapshot.restore()
+    found = Nonfinite.of(watch, error)
+    if error is not None and found.first is None:
+        raise error
+    return found

@@ -1,0 +1,231 @@
+"""`first_nonfinite` names the op, the module, the line and the phase of every planted fault, and accuses no sound step."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from amp_course.debugging.nonfinite import Nonfinite, Watch, first_nonfinite
+from amp_course.debugging.nonfinite.values import INF, MINUS_INF, NAN, look_at
+from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
+
+pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
+
+
+def found_in(setup: Setup) -> Nonfinite:
+    return first_nonfinite(setup.step, model=setup.model, optimizer=setup.optimizer, scaler=setup.scaler or ())
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_where_it_is(fault: Planted) -> None:
+    found = found_in(fault.make())
+    first = found.first
+    assert first is not None and bool(found)
+    assert first.op in fault.ops
+    assert (first.module, first.phase) == (fault.module, fault.phase)
+    if fault.phase != "optimizer":  # the line of an optimizer's op is that of `optimizer.step()`
+        assert any(line is not None and line.source.endswith("# here") for line in (first.line, first.forward))
+    assert first.op in str(found) and (not first.module or f"in {first.module} " in str(found))
+
+
+@pytest.mark.parametrize("make", SOUND, ids=lambda make: make.__name__)
+def test_a_sound_step_is_not_accused(make: Callable[[], Setup]) -> None:
+    found = found_in(make())
+    assert not found and found.first is None
+    assert "No inf or NaN did harm" in str(found)
+
+
+def test_the_names_of_the_planted_are_unlike() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 30
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_spoils_the_step_without_the_tool(fault: Planted) -> None:
+    """As an oracle: after the step, something that torch can see is not finite."""
+    setup = fault.make()
+    losses: list[torch.Tensor] = []
+    grads: list[torch.Tensor] = []
+    for weight in setup.model.parameters():
+        weight.register_hook(lambda grad: grads.append(grad.clone()))
+    setup.model.register_forward_hook(lambda module, args, output: losses.append(output))
+    setup.step()
+    left = [*losses, *grads, *setup.model.parameters(), *setup.model.buffers()]
+    assert not all(one.isfinite().all() for one in left)
+
+
+def test_everything_is_as_before() -> None:
+    setup = FAULTS[0].make()
+    before = copy.deepcopy(setup.model.state_dict())
+    random = torch.get_rng_state()
+    found_in(setup)
+    assert all(torch.equal(before[name], one) for name, one in setup.model.state_dict().items())
+    assert all(weight.grad is None for weight in setup.model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert not setup.optimizer.state
+
+
+def test_a_watched_step_computes_what_a_bare_one_does() -> None:
+    bare, watched = SOUND[0](), SOUND[0]()
+    for _ in range(3):
+        bare.step()
+    with Watch([watched.model]):
+        for _ in range(3):
+            watched.step()
+    for one, other in zip(bare.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_after_a_watch_nothing_is_left_of_it() -> None:
+    original, hooks = torch.autograd.backward, len(torch.nn.modules.module._global_forward_hooks)
+    with Watch() as watch:
+        assert torch.autograd.backward is not original
+    assert torch.autograd.backward is original
+    assert len(torch.nn.modules.module._global_forward_hooks) == hooks
+    torch.zeros(1).log()
+    assert watch.births == []
+
+
+def test_nan_in_the_data_is_told_as_that() -> None:
+    model = nn.Linear(3, 1)
+    inputs = torch.randn(2, 3)
+    inputs[1, 2] = math.nan
+    found = first_nonfinite(lambda: model(inputs).mean().backward(), model=model)
+    assert found.given == ("the data",) and found.first is None and found
+    assert "There was inf or NaN before the step began, in the data." in str(found)
+
+
+def test_nan_in_a_weight_is_told_with_its_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[1].bias.fill_(math.nan)
+    found = first_nonfinite(lambda: model(torch.randn(2, 3)).mean().backward(), model=model)
+    assert "the weight 1.bias" in found.given and found.first is None
+
+
+def test_the_step_is_counted_and_later_ones_do_not_run() -> None:
+    model = nn.Linear(2, 1)
+
+    def step(number: float) -> None:
+        (model(torch.ones(1, 2)).sum() * 0 + torch.tensor(number).log()).backward()
+
+    found = first_nonfinite(step, [(2.0,), (1.0,), (-1.0,), (3.0,)], model=model, steps=4)
+    assert found.steps == 3
+    assert found.first is not None and found.first.step == 3 and found.first.op == "log"
+
+
+def test_the_frames_before_it_are_told_in_order() -> None:
+    setup = next(fault for fault in FAULTS if fault.name == "exp overflows").make()
+    first = found_in(setup).first
+    assert first is not None
+    assert [(frame.op, frame.module) for frame in first.before] == [("addmm", "first"), ("add", "body")]
+    assert 99 < first.before[-1].largest < 102
+
+
+def test_both_kinds_of_zero_division_have_what_went_in() -> None:
+    first = found_in(next(fault for fault in FAULTS if fault.name == "zero by zero").make()).first
+    assert first is not None and first.made.holds == {NAN}
+    assert [value.largest for value in first.took] == [0.0, 0.0]
+
+
+def test_what_the_step_raises_comes_out_unless_it_was_the_fault() -> None:
+    def fails() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        first_nonfinite(fails)
+    model = nn.Linear(2, 1)
+
+    def refuses() -> None:
+        loss = (model(torch.ones(1, 2)) * 0).log().sum()
+        loss.backward()
+        raise FloatingPointError("the loss is not finite")
+
+    found = first_nonfinite(refuses, model=model)
+    assert found.first is not None and found.first.op == "log" and isinstance(found.error, FloatingPointError)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="has to be a function that runs one training step, and this is a int"):
+        first_nonfinite(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="steps is 0"):
+        first_nonfinite(lambda: None, steps=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_under_compile_runs_uncompiled_and_a_note_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled = torch.compile(model)
+    found = first_nonfinite(lambda: (compiled(torch.ones(2, 4)) - 9).log().mean().backward(), model=compiled)
+    assert found.first is not None and found.first.op == "log"
+    assert "compile" in str(found)
+
+
+def test_two_optimizers_and_a_frozen_part() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    first, second = (
+        torch.optim.SGD(model[1].parameters(), lr=0.1),
+        torch.optim.Adagrad(model[2].parameters(), lr=0.1, eps=0.0),
+    )
+
+    def step() -> None:
+        (model(torch.zeros(2, 4)) * 0).sum().backward()
+        first.step()
+        second.step()
+
+    found = first_nonfinite(step, model=model, optimizer=[first, second])
+    assert found.first is not None and found.first.phase == "optimizer" and "addcdiv" in found.first.op
+    assert any(name.startswith("2.") for kind, name in found.first.reached if kind == "weight")
+
+
+def test_a_reached_loss_and_gradients_are_listed() -> None:
+    found = found_in(FAULTS[0].make())
+    assert found.first is not None
+    kinds = {kind for kind, _ in found.reached(found.first)}
+    assert {"loss", "gradient", "weight"} <= kinds
+
+
+@pytest.mark.parametrize(("value", "holds"), [(math.inf, {INF}), (-math.inf, {MINUS_INF}), (math.nan, {NAN})])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64])
+def test_values_of_any_dtype(value: float, holds: set[str], dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, -2.0, value, 0.5]).to(dtype)
+    found = look_at(tensor)
+    assert found.holds == holds
+    assert found.largest == 2.0
+    assert look_at(tensor[:2]).finite
+
+
+def test_ints_and_meta_tensors_have_no_values_to_see() -> None:
+    for tensor in (torch.ones(3, dtype=torch.int64), torch.ones(3, device="meta"), torch.ones(0)):
+        assert look_at(tensor).finite
+
+
+def test_a_view_of_what_is_spoilt_is_known() -> None:
+    base = torch.zeros(4, 4)
+
+    def step() -> None:
+        base[1].log_()
+        weight = torch.ones(4, requires_grad=True)
+        (weight * base[1]).sum().backward()
+
+    found = first_nonfinite(step)
+    assert found.first is not None and found.first.op == "log_"
+
+
+def test_a_step_that_trains_in_a_thread_of_data_loading_is_left_alone() -> None:
+    model = nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 2)), batch_size=4)
+
+    def step() -> None:
+        for (x,) in loader:
+            F.mse_loss(model(x), torch.zeros(4, 1)).backward()
+
+    assert not first_nonfinite(step, model=model)
+    gc.collect()
