@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +81,6 @@ def look_at(tensor: Tensor) -> Values:
     largest = float(left.abs().max()) if left.numel() else math.nan
     holds = frozenset(kind for kind, there in kinds.items() if there)
     return Values(name, shape, largest, holds, 1.0 - float(finite.double().mean()))
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from tensors_in(one)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.autocast.compiled import uncompiled_run
+from amp_course.autocast.records import tensors_in
 from amp_course.debugging.nonfinite.records import Birth, Frame, Line, Phase, Sink
 from amp_course.debugging.nonfinite.values import (
     INF,
@@ -36,7 +37,6 @@ from amp_course.debugging.nonfinite.values import (
     infinite_constants,
     is_finite,
     look_at,
-    tensors_in,
 )
 
 _TORCH = (torch.__path__[0],)
