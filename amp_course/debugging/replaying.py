@@ -1,0 +1,126 @@
+"""Run one training step again and again from the same state, and see whether it does the same to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from amp_course.audit.arguments import several
+from amp_course.audit.calling import arguments_for, cloned
+from amp_course.audit.snapshot import Snapshot
+from amp_course.autocast.records import tensors_in
+from amp_course.checking.sandbox import sandbox
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How often a step was run, and what came out of it each time.
+
+    hashes: name → the hash of its bytes in each run, in the order in which a step makes them: "the loss", "the gradient of
+            head.weight at the first optimizer step", "the weight head.weight", "the buffer norm.running_mean"
+    """
+
+    runs: int
+    hashes: Mapping[str, tuple[str, ...]]
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """The names of what was not the same each time."""
+        return tuple(name for name, found in self.hashes.items() if len(set(found)) > 1)
+
+    def __bool__(self) -> bool:
+        """Whether all of it was the same to the last bit."""
+        return not self.differing
+
+    def __str__(self) -> str:
+        if self:
+            return f"{self.runs} runs of the step gave the same bits: {_count(self.hashes)}."
+        first, rest = self.differing[0], len(self.differing) - 1
+        more = f", and {rest} more of {len(self.hashes)}" if rest else ""
+        return f"{self.runs} runs of the step differ, first in {first}{more}."
+
+
+def replay(
+    step: Callable[..., Any],
+    batch: Any = (),
+    *,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    scaler: torch.amp.GradScaler | Sequence[torch.amp.GradScaler] = (),
+    runs: int = 2,
+) -> Replay:
+    """Run `step(*batch)` several times from the same weights, states and random numbers; everything is put back at the end.
+
+    If the bits are the same, a fault in this step can be looked at again and again. If they are not, an op of yours adds up in
+    an order that changes (`torch.use_deterministic_algorithms(True)` finds it), or the step depends on the time or on a file.
+    What the step returns counts as the loss. Raises what the step raises, ValueError for fewer than 2 runs.
+    """
+    if runs < 2:
+        raise ValueError(f"runs is {runs}: to compare, a step has to run at least twice.")
+    models = [one for one in several(model) if isinstance(one, nn.Module)]
+    found: dict[str, list[str]] = {}
+    with sandbox():
+        for _ in range(runs):
+            snapshot = Snapshot([*models, *several(optimizer), *several(scaler)], {"the step": step})
+            try:
+                for name, value in _run(step, batch, models):
+                    found.setdefault(name, []).append(value)
+            finally:
+                snapshot.restore()
+    return Replay(runs, {name: (*values, *[""] * (runs - len(values))) for name, values in found.items()})
+
+
+def _run(step: Callable[..., Any], batch: Any, models: Sequence[nn.Module]) -> Iterator[tuple[str, str]]:
+    grads: dict[str, str] = {}
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for name, grad in _gradients(models):
+            grads.setdefault(f"the gradient of {name} at the first optimizer step", digest(grad))
+
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        args, kwargs = arguments_for(step, cloned(batch))
+        returned = step(*args, **kwargs)
+    finally:
+        handle.remove()
+    if isinstance(returned, (int, float)):
+        yield "the loss", repr(returned)
+    for number, tensor in enumerate(tensors_in(returned)):
+        yield "the loss" if not number else f"tensor {number + 1} of what the step returns", digest(tensor)
+    yield from grads.items()
+    if not grads:
+        yield from ((f"the gradient of {name}", digest(grad)) for name, grad in _gradients(models))
+    for model in models:
+        yield from ((f"the weight {name}", digest(weight)) for name, weight in model.named_parameters())
+        yield from ((f"the buffer {name}", digest(buffer)) for name, buffer in model.named_buffers())
+
+
+def _gradients(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    for model in models:
+        for name, weight in model.named_parameters():
+            if weight.grad is not None:
+                yield name, weight.grad
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a hash of a tensor's dtype, shape and bytes. NaNs with other bits are other NaNs."""
+    plain = tensor.detach().cpu().contiguous()
+    found = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
+    found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return found.hexdigest()
+
+
+def _count(hashes: Mapping[str, Any]) -> str:
+    kinds = {"loss": "the loss", "gradient": "gradients", "weight": "weights", "buffer": "buffers"}
+    told = []
+    for kind, plural in kinds.items():
+        number = sum(name.startswith(f"the {kind}") for name in hashes)
+        if number:
+            told.append(plural if kind == "loss" else f"{number} {plural if number > 1 else kind}")
+    return ", ".join(told)

@@ -1,0 +1,108 @@
+"""One step in fp64, fp32 and under autocast: which of them is not finite decides the verdict; gradients agree with a cast."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from amp_course.debugging.precisions import WAYS, compare_precisions
+
+
+def linear(weight: float = 1.0) -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(weight)
+    return layer
+
+
+FAULTS: list[tuple[str, float, Callable[[nn.Module, Tensor], Tensor], set[str], str]] = [
+    # name, weight, loss, the ways that stay finite, words of the verdict
+    ("sound", 1.0, lambda model, x: model(x).square().mean(), {*WAYS}, "All finite, and close"),
+    ("zero by zero", 1.0, lambda model, x: (model(x) * 0 / (x * 0)).sum(), set(), "Not finite in fp64 either"),
+    ("exp", 100.0, lambda model, x: model(x).float().exp().sum() if model.weight.dtype != torch.float64
+     else model(x).exp().sum(), {"fp64"}, "a value leaves the range of fp32"),
+    ("fp16's range", 1e5, lambda model, x: model(x).float().log().sum(), {"fp64", "fp32", "amp_bf16"}, "not in fp16"),
+    ("few bits", 1.0001, lambda model, x: (model(x) - 1).log().sum(), {"fp64", "fp32"}, "under autocast in bf16 and fp16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "weight", "loss", "fine", "told"), FAULTS, ids=[one[0] for one in FAULTS])
+def test_the_verdict_follows_from_which_are_finite(
+    name: str, weight: float, loss: Callable[[nn.Module, Tensor], Tensor], fine: set[str], told: str
+) -> None:
+    found = compare_precisions(loss, linear(weight), (torch.ones(2, 1),))
+    assert {one.way for one in found.outcomes if one.finite} == fine
+    assert told in found.verdict and found.verdict in str(found) and told in found._repr_html_()
+
+
+def test_errors_are_those_of_the_gradients() -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(8, 3), torch.randn(16, 8), torch.randint(3, (16,))
+    found = compare_precisions(lambda model, x, y: F.cross_entropy(model(x), y), model, (x, y))
+
+    def gradient(own: nn.Module, inputs: Tensor) -> Tensor:
+        F.cross_entropy(own(inputs), y).backward()
+        return torch.cat([weight.grad.double().flatten() for weight in own.parameters()])
+
+    exact, single = gradient(copy.deepcopy(model).double(), x.double()), gradient(copy.deepcopy(model), x)
+    assert found["fp32"].error == pytest.approx(float((single - exact).norm() / exact.norm()))
+    assert found["fp64"].error == 0.0
+    assert found["fp32"].error < 1e-6 < found["amp_fp16"].error < found["amp_bf16"].error < 0.02
+
+
+def test_the_model_its_gradients_and_the_random_numbers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    compare_precisions(lambda model, x: model(x).square().mean(), model, torch.randn(8, 4))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    random_after = torch.get_rng_state()
+    torch.set_rng_state(random)
+    torch.randn(8, 4)
+    assert torch.equal(torch.get_rng_state(), random_after)
+
+
+def test_dropout_is_the_same_in_each_way() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    found = compare_precisions(lambda model, x: model(x).square().mean(), model, torch.randn(8, 64))
+    assert found["amp_bf16"].error < 0.05
+
+
+def test_a_small_loss_is_scaled_in_fp16() -> None:
+    found = compare_precisions(lambda model, x: model(x).float().square().mean() * 1e-7, linear(), torch.ones(2, 1))
+    assert found["amp_fp16"].scale == 65536 and found["amp_fp16"].error < 0.01
+    assert (
+        compare_precisions(
+            lambda model, x: model(x).float().square().mean() * 1e-9, linear(), torch.ones(2, 1), scale=1.0
+        )["amp_fp16"].zero
+        == 1.0
+    )
+
+
+def test_a_large_loss_takes_a_smaller_scale() -> None:
+    found = compare_precisions(lambda model, x: model(x).square().mean() * 1e3, linear(), torch.ones(2, 1))
+    assert found["amp_fp16"].finite and 1.0 <= found["amp_fp16"].scale < 65536
+
+
+def test_what_one_way_raises_is_told_in_its_row() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if model.weight.dtype == torch.float64:
+            raise TypeError("no doubles here")
+        return model(x).sum()
+
+    found = compare_precisions(loss, linear(), torch.ones(2, 1))
+    assert found["fp64"].raised == "TypeError: no doubles here" and "no doubles here" in str(found)
+    assert math.isnan(found["fp32"].error)
+
+
+def test_some_ways_alone_and_unknown_ones() -> None:
+    found = compare_precisions(lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp32"])
+    assert [one.way for one in found.outcomes] == ["fp64", "fp32"]
+    with pytest.raises(ValueError, match="ways has fp8: choose some of fp64, fp32"):
+        compare_precisions(lambda model, x: model(x).sum(), linear(), torch.ones(2, 1), ["fp8"])
