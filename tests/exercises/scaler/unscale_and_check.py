@@ -12,7 +12,7 @@ def gradients(optimizer):
 
 def foreach(optimizer, scale, find=lambda g: not g.isfinite().all(), which=slice(None)):
     torch._foreach_mul_(gradients(optimizer)[which], 1 / scale)
-    return torch.tensor([find(g) for g in gradients(optimizer)[which]]).any()
+    return torch.stack([torch.as_tensor(find(g)) for g in gradients(optimizer)[which]]).any()
 
 
 def new_gradients(optimizer, scale):
