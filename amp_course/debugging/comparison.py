@@ -1,7 +1,7 @@
 """Try tools that look for inf and NaN on the same planted faults and sound steps: what each names, and what it costs.
 
-Besides `first_nonfinite`: PyTorch's `torch.autograd.detect_anomaly`; its `DebugMode`, which logs every op with the norm of what it
-gave; and a check of every module's output by a forward hook, as Hugging Face's `DebugUnderflowOverflow` does it.
+Besides `first_nonfinite`: PyTorch's `torch.autograd.detect_anomaly`; its `DebugMode`, which logs every op with the norm of what
+it gave; and a check of every module's output by a forward hook, as Hugging Face's `DebugUnderflowOverflow` does it.
 """
 
 from __future__ import annotations
