@@ -37,7 +37,7 @@ def watch_ranges(
     bell:  doublings of headroom at or below which a module is told, once, by `say`; -inf for never
 
     Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises TypeError for what is not a
-    module, ValueError for an `every` below 1 or a dtype that is no float.
+    module, ValueError for an `every` below 1 or a dtype that is not a float.
     Example: with watch_ranges(model) as ranges: train(); print(ranges)
     """
     if not isinstance(model, nn.Module):
