@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from amp_course.audit.calling import cloned
 from amp_course.autocast.compiled import uncompiled, uncompiled_run
+from amp_course.kit.markup import inline_html
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.table import html_table, text_table
 
@@ -108,7 +109,7 @@ class Precisions:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"{html_table(self.rows())}<p>{self.verdict}</p>"
+        return f"{html_table(self.rows())}<p>{inline_html(self.verdict)}</p>"
 
 
 def compare_precisions(

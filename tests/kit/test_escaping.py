@@ -132,7 +132,16 @@ def wicked_finding():
     return Wicked(None, (Published(WICKED, WICKED),))
 
 
+def wicked_ranges():
+    from amp_course.debugging.ranges import Reading, watch_ranges
+
+    ranges = watch_ranges(nn.Linear(1, 1))
+    ranges.readings.append(dataclasses.replace(wicked(Reading), kind="activation"))
+    return ranges
+
+
 SPECIAL = {
+    "RangeWatch": wicked_ranges,
     "CourseMap": wicked_map,
     "Finding": wicked_finding,
     "Phrasebook": wicked_phrasebook,

@@ -124,7 +124,13 @@ def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]
         "casts": f"{casts / count:.0f}", "writes": f"{watch.writes / count:.0f}",
         "calls": " and ".join(f"`{call}`" for call in dict.fromkeys(read.call for read in early)),
     }  # fmt: skip
-    return Turn(case, facets, facts, {"updates": watch.updates, "losses": losses})
+    return Turn(case, facets, facts, _clues(model, watch, losses))
+
+
+def _clues(model: nn.Module, watch: Watch, losses: list[float]) -> dict[str, Any]:
+    """Return what tells mistakes apart; of a converted model nothing does: its weights lie elsewhere, and its losses vary."""
+    converted = any(parameter.dtype != torch.float32 for parameter in model.parameters())
+    return {} if converted else {"updates": watch.updates, "losses": losses}
 
 
 CHANGE = "the change of the weights"

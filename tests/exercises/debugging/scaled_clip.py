@@ -1,0 +1,42 @@
+"""Answers to `scaled_clip`, written without a look at its table of mistakes."""
+
+import torch
+from torch.nn import functional as F
+
+from amp_course.checking import edited
+from amp_course.debugging.clinic.causes import cause
+
+
+def on_scaled_gradients(model, batches):
+    cause("clipped-while-scaled")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu")
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale())"
+CAUSE = 'cause("clipped-while-scaled")'
+KEEP = "losses.append(loss.detach())"
+UNSCALED = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)"
+RIGHT = {
+    "limit times scale": on_scaled_gradients,
+    "unscales": edited(on_scaled_gradients, {CLIP: UNSCALED}),
+    "cause at the end": edited(on_scaled_gradients, {CAUSE: "pass", KEEP: f"{KEEP}\n{CAUSE}"}),
+}
+WRONG = {
+    "another cause": (edited(on_scaled_gradients, {CAUSE: 'cause("rate-too-high")'}), None),
+    "no cause": (edited(on_scaled_gradients, {CAUSE: "pass"}), None),
+    "an unknown cause": (edited(on_scaled_gradients, {CAUSE: 'cause("bad luck")'}), None),
+    "limit of 2": (edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get", "2 * scaler.get")}), None),
+    "no limit": (edited(on_scaled_gradients, {CLIP: "pass"}), "no clipping"),
+}
