@@ -14,8 +14,8 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -88,7 +88,7 @@ class Watch(TorchDispatchMode):
         self._stepping = 0
         self._passes = 0
         self._thread = threading.get_ident()
-        self._looking = False  # at something itself, outside of the ops of the step
+        self._aside = 0  # what runs now is not part of the training
         self._stack = ExitStack()
         for model in models:
             self._know(model)
@@ -108,7 +108,7 @@ class Watch(TorchDispatchMode):
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._passes and threading.get_ident() == self._thread:
+            if not self._passes and not self._elsewhere():
                 for tensor in tensors_in(tensors):
                     self._arrive(tensor, "loss", "the loss")
             self._passes += 1
@@ -126,6 +126,15 @@ class Watch(TorchDispatchMode):
         super().__exit__(*error)
         self._stack.close()
         self.look_at_weights()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do something in between that is not part of the training, and is not watched."""
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
 
     @torch.no_grad()
     def look_at_weights(self) -> None:
@@ -152,7 +161,7 @@ class Watch(TorchDispatchMode):
             self._names.setdefault(id(buffer), ("buffer", path.replace("_orig_mod.", "")))
 
     def _module_begins(self, module: nn.Module, *_: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if self._aside or self._elsewhere():
             return
         if module not in self._paths:
             if self._open:
@@ -162,7 +171,7 @@ class Watch(TorchDispatchMode):
         self._open.append(module)
 
     def _module_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or module not in self._open:
+        if self._aside or self._elsewhere() or module not in self._open:
             return
         while self._open.pop() is not module:  # one inside has raised
             pass
@@ -180,6 +189,10 @@ class Watch(TorchDispatchMode):
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
 
+    def _elsewhere(self) -> bool:
+        """Tell whether this is another thread of the program; on a GPU, autograd runs a backward pass in one of its own."""
+        return threading.get_ident() != self._thread and not self._in_backward()
+
     @staticmethod
     def _in_backward() -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
@@ -195,7 +208,7 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim" or func.is_view or self._looking or threading.get_ident() != self._thread:
+        if func.namespace == "prim" or func.is_view or self._aside or self._elsewhere():
             return func(*args, **kwargs)
         op = _op(func)
         if op.unset:
@@ -352,11 +365,8 @@ class Watch(TorchDispatchMode):
 
     def _arrive(self, tensor: Tensor, kind: Sink, name: str) -> None:
         """Note that what a tensor holds has done harm, if it holds inf or NaN."""
-        self._looking = True
-        try:
+        with self.aside():
             finite = is_finite(tensor)
-        finally:
-            self._looking = False
         if finite:
             return
         births, given = self._known(tensor)
