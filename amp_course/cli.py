@@ -22,6 +22,7 @@ examples:
   amp-course report --json                what this machine can do, for a program to read
   amp-course bench --quick                what mixed precision buys on this machine, in a minute
   amp-course bench --compare A B          two machines' results (JSON) next to each other
+  amp-course doctor train.py --epochs 1   what is wrong with how a script of yours trains
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
   amp-course mistakes loop                for instructors: the mistakes that the checks explain
   amp-course update                       the next version of the course; what you changed is kept
@@ -37,6 +38,13 @@ BENCH = """\
 Times this machine for mixed precision: matmuls by dtype and size, memory, the launch of an op, and three trainings in fp32 and
 under AMP. Prints the page with one recommendation and saves it as JSON and PNG. Close other programs first. Ctrl-C ends it
 early and keeps what is done. The JSON holds no names of yours and no paths: send it to others, and compare.
+"""
+
+DOCTOR = """\
+Runs your unchanged training script for some updates, in a process of its own, and prints one page: what is wrong with how it
+trains, in order of harm, each with its cause, the evidence, the cure and the chapter that teaches it. Options of the doctor come
+before the script; what follows the script are its own arguments. Files that the script writes in its folder or in this one are
+put back as they were. Exit code: 0 no fault, 1 a fault, 2 it could not run.
 """
 
 RESET = """\
@@ -87,7 +95,7 @@ def _silence() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    own, unchecked = _split(argv)
+    own, unchecked = (argv, []) if argv[:1] == ["doctor"] else _split(argv)
     parser = _parser()
     args, jupyter_args = parser.parse_known_args(own)
     if args.command is None and not jupyter_args + unchecked:
@@ -102,6 +110,8 @@ def _run(argv: list[str]) -> int:
         _report(args.json)
     elif args.command == "bench":
         return _bench(args)
+    elif args.command == "doctor":
+        return _doctor(args)
     elif args.command == "mistakes":
         _mistakes(args.chapter, args.json)
     elif args.command == "update":
@@ -141,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="say what this machine can do", allow_abbrev=False)
     report.add_argument("--json", action="store_true", help="print it as JSON")
     _add_bench(commands)
+    _add_doctor(commands)
     reset = commands.add_parser(
         "reset", help="get a fresh copy of a chapter's exercises", description=RESET, allow_abbrev=False
     )
@@ -168,6 +179,27 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.add_argument("--force", action="store_true", help="replace FILE if it exists")
     bench.add_argument("--compare", nargs=2, metavar=("A", "B"), help="only compare two JSON files; measures nothing")
     bench.set_defaults(refuse=bench.error)
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="say what is wrong with how a script of yours trains", description=DOCTOR, allow_abbrev=False
+    )
+    doctor.usage = "amp-course doctor [--json] [--html FILE] [--steps N] [--timeout S] [--keep-files] SCRIPT [ARGS ...]"
+    doctor.add_argument("--json", action="store_true", help="print the page as JSON")
+    doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
+    doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    doctor.add_argument("--steps", type=_count, default=20, metavar="N", help="updates to look at (default: 20)")
+    doctor.add_argument("--timeout", type=_count, default=120, metavar="S", help="seconds it may take (default: 120)")
+    doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
+    doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`")
+    doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -234,6 +266,15 @@ def _bench(args: argparse.Namespace) -> int:
 
     targets = Targets(Path(args.out) if args.out else None, args.json, args.png, args.force)
     return bench(args.device, QUICK if args.quick else FULL, targets)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from amp_course.debugging.doctor.command import examine
+
+    return examine(
+        args.script, args.args, as_json=args.json, html=args.html, force=args.force, steps=args.steps, seconds=args.timeout,
+        keep_files=args.keep_files,
+    )  # fmt: skip
 
 
 def _mistakes(name: str | None, as_json: bool) -> None:

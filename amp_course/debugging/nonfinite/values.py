@@ -22,6 +22,7 @@ class Values:
     largest: the largest magnitude among the finite elements; NaN if there is none
     holds:   what is not finite: of INF, MINUS_INF, NAN, those that occur
     share:   of the elements that are not finite
+    least:   the smallest magnitude among the finite elements; NaN if there is none
     """
 
     dtype: str
@@ -29,6 +30,7 @@ class Values:
     largest: float
     holds: frozenset[str]
     share: float
+    least: float = math.nan
 
     @property
     def finite(self) -> bool:
@@ -78,9 +80,10 @@ def look_at(tensor: Tensor) -> Values:
         NAN: bool(values.isnan().any()),
     }
     left = values[finite]
-    largest = float(left.abs().max()) if left.numel() else math.nan
+    sizes = left.abs()
+    largest, least = (float(sizes.max()), float(sizes.min())) if left.numel() else (math.nan, math.nan)
     holds = frozenset(kind for kind, there in kinds.items() if there)
-    return Values(name, shape, largest, holds, 1.0 - float(finite.double().mean()))
+    return Values(name, shape, largest, holds, 1.0 - float(finite.double().mean()), least)
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -40,7 +42,10 @@ from amp_course.debugging.nonfinite.values import (
 )
 
 _TORCH = (torch.__path__[0],)
-_HERE = __file__.rsplit("/", 1)[0]
+_PACKAGE = Path(__file__).parents[2]
+_OURS = tuple(
+    str(_PACKAGE / folder) + os.sep for folder in ("debugging/nonfinite", "debugging/doctor", "audit", "checking")
+)
 _KEPT = 12  # ops before a birth that are told
 _MOST_PLACES = 100_000  # of forward ops whose lines are remembered for the backward pass
 # What these return, or leave in their first argument, has nothing to do with what was in it, or is not yet anything at all.
@@ -143,11 +148,16 @@ class Watch(TorchDispatchMode):
             for parameter in model.parameters():
                 name = self._names.get(id(parameter), ("weight", "a weight"))[1]
                 self._arrive(parameter, "weight", name)
-                if parameter.grad is not None:
+                if parameter.grad is not None and not self._is_skipped(parameter.grad):
                     self._arrive(parameter.grad, "gradient", name)
             for buffer in model.buffers():
                 if id(buffer) in self._names:
                     self._arrive(buffer, *self._names[id(buffer)])
+
+    def _is_skipped(self, grad: Tensor) -> bool:
+        """Tell whether a scaler has seen what a gradient holds: then it skips the step, and the next `zero_grad` clears it."""
+        births, _ = self._known(grad)
+        return bool(births) and all(("scaler", "the GradScaler") in birth.reached for birth in births)
 
     # ---- where we are ----
 
@@ -407,7 +417,7 @@ def _line(frame: FrameType | None) -> tuple[CodeType, int] | None:
     """Return the innermost line outside torch and this tool."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_TORCH) and not file.startswith(_HERE):
+        if not file.startswith(_TORCH) and not file.startswith(_OURS):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None

@@ -1,0 +1,77 @@
+"""Find out whether weights in 16 bits lose their updates: an fp32 twin of the optimizer gets the same gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.audit.findings import Finding
+from amp_course.debugging.doctor.faults import finding
+
+_LOW = (torch.float16, torch.bfloat16)
+_MOST = 20_000_000  # weights of a model that is given a twin
+_STEPS = 4  # without as many, nothing is said
+_LOST = 0.5  # the weights move less than half as far as their twins
+
+
+class Twin:
+    """An fp32 copy of an optimizer and its 16-bit weights. Kahan sums and stochastic rounding keep up with it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.steps = 0
+        self.twin = copy.deepcopy(optimizer)
+        vars(self.twin).pop(
+            "step", None
+        )  # a schedule has put its own there, which would step the optimizer that is copied
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
+        for group, other in zip(optimizer.param_groups, self.twin.param_groups, strict=True):
+            for weight, double in zip(group["params"], other["params"], strict=True):
+                double.data = double.data.float()
+                for key, value in self.twin.state[double].items() if double in self.twin.state else ():
+                    if isinstance(value, Tensor) and value.dtype in _LOW:
+                        self.twin.state[double][key] = value.float()
+                self.pairs.append((weight, double, double.detach().clone()))
+
+    @staticmethod
+    def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer steps weights in 16 bits, and few enough."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        return any(weight.dtype in _LOW for weight in weights) and sum(weight.numel() for weight in weights) <= _MOST
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Take the gradients over, before the optimizer steps."""
+        for weight, double, _ in self.pairs:
+            double.grad = None if weight.grad is None else weight.grad.detach().to(double.dtype)
+
+    def after(self) -> None:
+        """Step the twin as the optimizer has stepped."""
+        for group, other in zip(self.optimizer.param_groups, self.twin.param_groups, strict=True):
+            other.update({key: value for key, value in group.items() if key != "params"})
+        step: Any = type(self.twin).step
+        step(self.twin)
+        self.steps += 1
+
+    @torch.no_grad()
+    def findings(self) -> Iterator[Finding]:
+        """Say so if the weights moved much less than their twins."""
+        low = [(w.detach().float(), d.detach(), began) for w, d, began in self.pairs if w.dtype in _LOW]
+        if self.steps < _STEPS or not low:
+            return
+        wanted = math.sqrt(sum(float((d - began).double().square().sum()) for _, d, began in low))
+        moved = math.sqrt(sum(float((w - began).double().square().sum()) for w, _, began in low))
+        if not wanted or not math.isfinite(wanted) or not moved < _LOST * wanted:
+            return
+        still = sum(int(((w == began) & (d != began)).sum()) for w, d, began in low)
+        count = sum(w.numel() for w, _, _ in low)
+        dtype = next(weight.dtype for weight, _, _ in self.pairs if weight.dtype in _LOW)
+        yield finding(
+            "updates-vanish", weights_in=str(dtype)[6:], steps=self.steps, moved=moved, would_have_moved_in_fp32=wanted,
+            weights_that_never_moved=f"{still / count:.0%}",
+        )  # fmt: skip

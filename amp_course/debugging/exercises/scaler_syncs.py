@@ -1,0 +1,185 @@
+"""Patient 10 of chapter 11: a training whose GPU has to wait for the host in every step."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from amp_course.audit.scene import flat
+from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.debugging.clinic.causes import cause
+from amp_course.debugging.clinic.patients.scaler_syncs import train as patient
+from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.speed.exercises.host_reads import HostReads
+
+scaler_syncs = Exercise(
+    chapter="debugging", name="scaler_syncs", number=10, title="A gap in every step", difficulty=3, importance=4, minutes=8,
+    lines=12,
+    task="Write `scaler_syncs(model, batches, scaler)`, a `train` without the fault: SGD with lr=0.5, fp16 autocast, the scaler "
+    "as you get it, one update per batch, and none where a gradient overflows. Until the last batch is reached, nothing may "
+    "read a tensor's value. It returns the losses, as a list or a tensor. Name the fault in its first line, by `cause(…)`.",
+    hints=(
+        "`aten::_local_scalar_dense` is what `.item()` runs. The loop itself has none, so which of its calls has one inside?",
+        "`scaler.step` asks whether a gradient overflowed, in order to skip the step. Which optimizer can decide that on the "
+        "device?",
+        "`torch.optim.SGD(…, fused=True)` takes the scale and the answer as tensors; the cause is 'host-waits'.",
+    ),
+    why="A fused optimizer gets the scale and the overflow flag as tensors, so its kernel skips the step and Python never asks. "
+    "(With momentum, take AdamW: in torch 2.13, fused SGD starts from unwritten memory if its first step is skipped.)",
+    alternative="after `scaler.unscale_`, use `torch.where` to set all gradients to 0 if any is not finite, and call "
+    "`optimizer.step()`. With momentum or weight decay, though, such a step still moves the weights.",
+)  # fmt: skip
+
+
+def right(model: Any, batches: Any, scaler: Any) -> Any:
+    cause("host-waits")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    losses = []
+    for inputs, targets in batches:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+class Scaler(torch.amp.GradScaler):
+    """A scaler that knows which of its methods runs: "scaler.step", or "" for none."""
+
+    running = ""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what every scaler does."""
+        return self._run("step", *args, **kwargs)
+
+    def get_scale(self) -> float:
+        """Return the scale, which has to be read."""
+        return float(self._run("get_scale"))
+
+    def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        self.running = self.running or f"scaler.{name}"
+        try:
+            return getattr(super(), name)(*args, **kwargs)
+        finally:
+            self.running = ""
+
+
+CASES = (  # the case, the scale, the batches whose inputs are too large for fp16
+    ("with a scale of 256", 2.0**8, ()),
+    ("with an overflow in batches 1 and 4", 2.0**8, (1, 4)),
+    ("with a scale so high that some gradients overflow", 2.0**18, ()),
+)
+
+
+_CALLS = {"__float__": "`float`", "__bool__": "a condition", "__format__": "formatting", "__repr__": "printing"}
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Train through overflows of all gradients and of some, and note who reads a value before the last batch."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, scale, overflow in CASES:
+        model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 4))
+        for parameter in model.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        batches = []
+        for number in range(1, 7):
+            inputs, targets = torch.randn(6, 12, generator=generator), torch.randint(0, 4, (6,), generator=generator)
+            batches.append((inputs * 1e6 if number in overflow else inputs, targets))
+        scaler = Scaler("cpu", init_scale=scale, growth_interval=2)
+        weights: list[Tensor] = []  # before each forward pass
+        dtypes: set[str] = set()
+        readers: list[str] = []  # the scaler's method that each read comes from; "" for the answer's own reads
+
+        def record(
+            module: Any, args: Any, output: Any, model: Any = model, dtypes: Any = dtypes, weights: Any = weights
+        ) -> None:
+            dtypes.add(str(output.dtype)[6:])
+            weights.append(flat(model.parameters()))
+
+        def place(scaler: Any = scaler, weights: Any = weights, readers: Any = readers) -> int:
+            readers.append(scaler.running)
+            return len(weights)
+
+        hook = model[0].register_forward_hook(record)
+        with HostReads(place) as host:
+            got, named = run_answer(answer, case, model, list(batches), scaler)
+        hook.remove()
+        losses = read_losses(got, case, len(batches))
+        weights.append(flat(model.parameters()))
+        early = [
+            f"`{reader}`" if reader else _CALLS.get(read.call, f"`{read.call}`")
+            for read, reader in zip(host.reads, readers, strict=True)
+            if 0 < read.place < len(batches)
+        ]
+        changed = [number for number in range(1, len(weights)) if not torch.equal(weights[number - 1], weights[number])]
+        yield Turn(case, {
+            "the number of forward passes": len(weights) - 1,
+            "the dtype that the first layer computes in": " and ".join(sorted(dtypes)),
+            "the batches that change the weights": changed,
+            "the change of the weights": weights[-1] - weights[0],
+            "the loss scale at the end": scaler.get_scale(),
+            "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number not in overflow]),
+            READERS: " and ".join(sorted(set(early))) or "nothing",
+            CAUSE: named,
+        }, {"reads": len(early)})  # fmt: skip
+
+
+READERS = "what reads a value before the last batch"
+OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)"
+UNFUSED = OPTIMIZER.replace(", fused=True", "")
+REGION, LOSS = 'with torch.autocast("cpu", dtype=torch.float16):', "loss = cross_entropy(model(inputs), targets)"
+BACKWARD, STEP, UPDATE = "scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"
+KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses)"
+GRADIENTS = "gradients = [p.grad for p in model.parameters()]"
+TESTED = (
+    f"scaler.unscale_(optimizer)\n{GRADIENTS}\nif all(one.isfinite().all() for one in gradients):\n    optimizer.step()"
+)
+ZEROED = (
+    f"scaler.unscale_(optimizer)\n{GRADIENTS}\n[one.nan_to_num_(0.0, 0.0, 0.0) for one in gradients]\noptimizer.step()"
+)
+
+scaler_syncs.judge_by(
+    right=right, play=play, tolerance=1e-3,
+    said=describe_cause("In the patient, each call of `scaler.step` ran one `.item()`.")
+    | {READERS: "{case}, a value was read {reads} times before the last batch, by {got}. On a GPU the host waits there until all "
+                "queued work is done"},
+    mistakes=[
+        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
+                told="`scaler.step` still reads in each step whether a gradient overflowed, as it must for an optimizer that is "
+                "not fused: pass `fused=True` to SGD"),
+        Mistake("reads each loss", breaks="nothing may read a tensor's value",
+                edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
+                told="the scaler reads nothing any more, but your code calls `.item()` before the last batch: keep "
+                "`loss.detach()`, and read the losses at the end"),
+        Mistake("a list of each loss", edits={KEEP: "losses += loss.detach().reshape(1).tolist()", RETURN: "return losses"},
+                told="`.tolist()` reads a value just as `.item()` does: keep `loss.detach()`, and read the losses at the end"),
+        Mistake("reads the scale", edits={UPDATE: f"{UPDATE}\nscaler.get_scale()"},
+                told="`scaler.get_scale()` reads a value as well: call it after the last batch, or not at all"),
+        Mistake("tests a tensor", edits={OPTIMIZER: UNFUSED, STEP: TESTED},
+                told="an `if` on a tensor reads its value, just as `.item()` does. Test losses after the last batch; whether a "
+                "gradient overflowed, an optimizer with `fused=True` decides on the device"),
+        Mistake("steps without the scaler", breaks="none where a gradient overflows",
+                edits={OPTIMIZER: UNFUSED, STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                told="`optimizer.step()` reads nothing, but it uses gradients that overflowed, too: call "
+                "`scaler.step(optimizer)` with a fused optimizer"),
+        Mistake("zeroes what overflows", edits={OPTIMIZER: UNFUSED, STEP: ZEROED},
+                told="you set only the gradients that overflowed to 0, and the others still change their weights: skip the whole "
+                "step"),
+        Mistake("no scaler", breaks="the scaler as you get it",
+                edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
+                told="without the scaler nothing is read, but nothing skips an overflow either: keep the scaler, and pass "
+                "`fused=True` to SGD"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` is gone, and it reads nothing: call it after each `scaler.step`"),
+        Mistake("in bf16", breaks="fp16 autocast", edits={REGION: REGION.replace("float16", "bfloat16")},
+                told="the forward pass runs in bf16 now. That would do without a scaler, but the card asks for fp16"),
+        Mistake("another rate", breaks="SGD with lr=0.5", edits={OPTIMIZER: OPTIMIZER.replace("lr=0.5", "lr=0.05")},
+                told="the learning rate is not 0.5 any more"),
+    ],
+)  # fmt: skip

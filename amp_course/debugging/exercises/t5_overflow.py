@@ -1,0 +1,139 @@
+"""Patient 4 of chapter 11: a loss that is NaN in fp16, and only there."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.debugging.clinic.causes import cause
+from amp_course.debugging.clinic.patients.t5_overflow import Block
+from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
+
+t5_overflow = Exercise(
+    chapter="debugging", name="t5_overflow", number=4, title="NaN after some steps, in fp16 only", difficulty=3, importance=5,
+    minutes=8, lines=5,
+    task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault, which is called in a region of fp16 autocast. "
+    "It returns fp32, finite and right to 1%, for `hidden` in fp32 or in fp16, also where a result is beyond 65,504. The matmul "
+    "of `wi` stays in fp16, and gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
+    hints=(
+        "Which module is the first to give something that is not finite? What does the same module give in fp32?",
+        "In fp16, everything above 65,504 is inf. `wo` runs in fp16 although its weights are in fp32, and it would do so for an "
+        "fp32 input, too. What chooses its dtype?",
+        'In `with torch.autocast("cpu", enabled=False):`, compute `hidden + block.wo(inner.float())`; the cause is '
+        "'beyond-fp16'.",
+    ),
+    why="Scaling the loss helps against small gradients. An overflow in the forward pass comes before any scale.",
+    alternative="run `wo` in a region of bf16 autocast, which has fp32's range, and add its output to `hidden.float()`.",
+)  # fmt: skip
+
+
+def right(block: Any, hidden: Any) -> Any:
+    cause("beyond-fp16")
+    inner = torch.relu(block.wi(block.norm(hidden)))
+    with torch.autocast("cpu", enabled=False):
+        change = block.wo(inner.float())
+    return hidden.float() + change
+
+
+CASES = (  # the case; the dtype of the hidden states, how large they are, and the largest output of `wo`
+    ("where all results are small", torch.float32, 1.0, 30.0),
+    ("where `wo` gives 150,000", torch.float32, 1.0, 150_000.0),
+    ("where `hidden` is in fp16 and holds 40,000, and `wo` gives 50,000", torch.float16, 40_000.0, 50_000.0),
+)
+
+
+class Products(TorchDispatchMode):
+    """Notes the dtypes of all products of matrices with a given number of rows or columns."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op, and note its dtype if it is a product."""
+        out = op(*args, **(kwargs or {}))
+        if any(word in op.name() for word in ("mm", "linear", "matmul")) and self.size in out.shape:
+            self.dtypes.add(str(out.dtype)[6:])
+        return out
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Run a block on hidden states, forward and backward, with outputs of a known size."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, dtype, size, largest in CASES:
+        block = Block(8, 16)
+        for weight in block.parameters():
+            weight.data = torch.randn(weight.shape, generator=generator) * 2
+        signs = torch.randint(0, 2, (5, 8), generator=generator) * 2.0 - 1
+        hidden = (signs * size * (0.9 + 0.1 * torch.rand(5, 8, generator=generator))).to(dtype)
+        with torch.no_grad():  # scale and turn `wo`, so that its largest output has the same sign as the hidden state there
+            change = block.wo(torch.relu(block.wi(block.norm(hidden.float()))))
+            token, place = divmod(int(change.abs().argmax()), 8)
+            block.wo.weight *= largest / float(change.abs().max())
+            block.wo.weight[place] *= float(signs[token, place] * change[token, place].sign())
+        arriving = torch.randn(5, 8, generator=generator) * 0.01
+        hidden.requires_grad_()
+        with torch.autocast("cpu", dtype=torch.float16), Products(16) as products:
+            got, named = run_answer(answer, case, block, hidden)
+        result = read_tensor(got, case, "a tensor like `hidden`", (5, 8))
+        if got.requires_grad:
+            got.backward(arriving.to(got.dtype))
+        gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
+        yield Turn(case, {
+            "the dtype that the matmul of `wi` runs in": " and ".join(sorted(products.dtypes)) or "none",
+            "the result": result.double(),
+            "the dtype of the result": str(result.dtype)[6:],
+            **{f"the gradient of `{name}`": read_gradient(one) for name, one in gradients.items()},
+            "the dtypes of the weights after the call": " and ".join(sorted({str(w.dtype)[6:] for w in block.parameters()})),
+            CAUSE: named,
+        })  # fmt: skip
+
+
+def read_gradient(gradient: Tensor | None) -> Any:
+    """Return a gradient in fp64, so that all of its values can be compared, or "missing"."""
+    return "missing" if gradient is None else gradient.double()
+
+
+INNER, REGION = "inner = torch.relu(block.wi(block.norm(hidden)))", 'with torch.autocast("cpu", enabled=False):'
+CHANGE, RETURN = "change = block.wo(inner.float())", "return hidden.float() + change"
+BFLOAT16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
+
+t5_overflow.judge_by(
+    right=right, play=play, tolerance=1e-2,
+    said=describe_cause("In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."),
+    mistakes=[
+        Mistake("unchanged", breaks="a `Block.forward` without the fault", answer=Block.forward,
+                told="what `wo` gives is still in fp16, where everything above 65,504 is inf. Autocast casts an fp32 input down, "
+                "too: switch it off around `wo`"),
+        Mistake("clamps", breaks="right to 1%", edits={REGION: "if True:", CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
+                told="what is beyond 65,504 is cut off there, which is finite but wrong: compute `wo` in fp32"),
+        Mistake("zeroes what overflows", edits={REGION: "if True:", CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)"},
+                told="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
+        Mistake("back to fp16", breaks="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
+                told="the sum is right, and then cast to fp16, where everything above 65,504 is inf: return it in fp32"),
+        Mistake("back to hidden's dtype", breaks="for `hidden` in fp32 or in fp16",
+                edits={RETURN: "return hidden + change.to(hidden.dtype)"},
+                told="the output of `wo` is cast to the dtype of `hidden`. If that is fp16, their sum overflows, although both of "
+                "them fit: add in fp32"),
+        Mistake("all in fp32", breaks="stays in fp16",
+                edits={INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"},
+                told="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` only"),
+        Mistake("all in bf16", edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
+                told="`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more than 65,504"),
+        Mistake("wo in place of wi", edits={INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))",
+                                            REGION: "if True:"},
+                told="you switched autocast off around `wi`, whose output fits into fp16: `wo` is the one that overflows"),
+        Mistake("no residual", edits={RETURN: "return change"},
+                told="`hidden` is not added any more: the block returns `hidden` plus what `wo` gives"),
+        Mistake("smaller, and not enlarged", edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
+                told="you divide the input of `wo` by 16 and never multiply its output by 16: do so in fp32"),
+        Mistake("without gradients", breaks="gradients reach `wi`, `wo` and `hidden`",
+                edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
+                told="`wo` runs under `no_grad`, so no gradient passes through it: switch only autocast off there"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,191 @@
+"""Patient 12 of chapter 11: a comparison that stops where it reads a setting."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_number
+from amp_course.debugging.clinic.causes import cause
+from amp_course.debugging.clinic.patients.tf32_mixed import measure as patient
+from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
+
+tf32_mixed = Exercise(
+    chapter="debugging", name="tf32_mixed", number=12, title="An error from reading a setting", difficulty=2, importance=3,
+    minutes=6, lines=9,
+    task="Write `tf32_mixed(model, inputs, matmul)`, a `measure` without the fault: it runs the model with TF32, then in full "
+    "fp32, and returns a list of two pairs: whether TF32 was allowed, and the mean output. `matmul` behaves "
+    "like `torch.backends.cuda.matmul` in torch 2.13. The caller may have set it by either name, and by that name it must read "
+    "the same afterwards. Name the fault in its first line, by `cause(…)`.",
+    hints=(
+        "`allow_tf32` and `fp32_precision` set the same thing. Which of the two do the lines of `measure` write, which do they "
+        "read?",
+        "Writing `allow_tf32` sets both, writing `fp32_precision` sets the newer one alone. Reading `allow_tf32` raises where "
+        "the two disagree.",
+        "Write and read `fp32_precision` only ('tf32', 'ieee'), and put back what it was; the cause is 'tf32-settings-mixed'.",
+    ),
+    why="`fp32_precision` can be read whichever of the two was written. A library that reads `allow_tf32` may still raise.",
+    alternative="put the setting back in a `finally`, so that it is as before even if the model raises.",
+)  # fmt: skip
+
+
+def right(model: Any, inputs: Any, matmul: Any) -> list[tuple[bool, float]]:
+    cause("tf32-settings-mixed")
+    before = matmul.fp32_precision
+    results = []
+    for precision in ("tf32", "ieee"):
+        matmul.fp32_precision = precision
+        mean = model(inputs).mean().item()
+        results.append((matmul.fp32_precision == "tf32", mean))
+    matmul.fp32_precision = before
+    return results
+
+
+class Matmul:
+    """Behaves like `torch.backends.cuda.matmul` in torch 2.13 (before 2.9, it has only the older name), and sets nothing.
+
+    refused: how often reading the older name raised
+    """
+
+    __slots__ = ("_newer", "_older", "refused")
+
+    def __init__(self) -> None:
+        self._older, self._newer = False, "none"
+        self.refused = 0
+
+    @property
+    def allow_tf32(self) -> bool:
+        """The older name. Raises RuntimeError where the newer one says something else."""
+        if self._older != (self._newer == "tf32"):
+            self.refused += 1
+            raise RuntimeError(
+                "PyTorch is checking whether allow_tf32_new is enabled for cuBlas matmul, and you have used a mix of the legacy "
+                "and new APIs to set the TF32 status for cublas matmul. We suggest only using the new API to set the TF32 flag."
+            )
+        return self._older
+
+    @allow_tf32.setter
+    def allow_tf32(self, allowed: bool) -> None:
+        if not isinstance(allowed, bool):
+            raise TypeError(f"allow_tf32 is set to True or False, not to {allowed!r}")
+        self._older, self._newer = allowed, "tf32" if allowed else "ieee"
+
+    @property
+    def fp32_precision(self) -> str:
+        """The newer name: "tf32", "ieee", or "none", which means full fp32 as well."""
+        return self._newer
+
+    @fp32_precision.setter
+    def fp32_precision(self, precision: str) -> None:
+        if precision not in ("tf32", "ieee", "none"):
+            raise RuntimeError(f"Unknown precision: {precision}")
+        self._newer = precision
+
+
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("where the caller has set nothing", {}),
+    ('where the caller has set `fp32_precision = "tf32"`', {"fp32_precision": "tf32"}),
+    ("where the caller has set `allow_tf32 = True`", {"allow_tf32": True}),
+)
+FULL = "full fp32"
+
+
+def precision_of(matmul: Matmul) -> str:
+    """Return what matmuls compute in: "tf32", or "full fp32" for "ieee" and "none"."""
+    return "tf32" if matmul.fp32_precision == "tf32" else FULL
+
+
+def read_older(matmul: Matmul) -> Any:
+    """Return what reading `allow_tf32` gives, "a RuntimeError" included."""
+    try:
+        return matmul.allow_tf32
+    except RuntimeError:
+        return "a RuntimeError"
+
+
+def read_pairs(got: Any, case: str) -> tuple[list[Any], list[float]]:
+    """Return the flags and the means of an answer; raises Wrong for anything but a list of two pairs."""
+    pairs = list(got) if isinstance(got, (list, tuple)) else []
+    if len(pairs) != 2 or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        kind = "None" if got is None else f"an object of type {type(got).__name__}"
+        if len(pairs) == 2:
+            kind = f"two objects of types {type(pairs[0]).__name__} and {type(pairs[1]).__name__}"
+        elif pairs:
+            kind = f"a list of {len(pairs)}"
+        raise Wrong(f"{case}, your function returned {kind}, not a list of two pairs")
+    return [flag for flag, _ in pairs], [read_number(mean, case, "a pair of yours holds") for _, mean in pairs]
+
+
+def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    """Run the answer after a caller that has set nothing, or TF32 by the newer name, or by the older."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, settings in CASES:
+        model, inputs = nn.Linear(6, 3), torch.randn(5, 6, generator=generator)
+        model.weight.data = torch.randn(3, 6, generator=generator)
+        matmul = Matmul()
+        for name, value in settings.items():
+            setattr(matmul, name, value)
+        passes: list[str] = []
+        model.register_forward_pre_hook(
+            lambda module, args, matmul=matmul, passes=passes: passes.append(precision_of(matmul))
+        )
+        got, named = run_answer(answer, case, model, inputs, matmul)
+        flags, means = read_pairs(got, case)
+        refused = matmul.refused
+        after = {"`fp32_precision`": precision_of(matmul)}
+        if "fp32_precision" not in settings:
+            after["`allow_tf32`"] = read_older(matmul)
+        yield Turn(case, {
+            "the precision of the forward passes": passes,
+            "the flags that you return": flags,
+            "the mean outputs that you return": means,
+            **{f"what {name} gives afterwards": value for name, value in after.items()},
+            CAUSE: named,
+        }, clues={"refused": refused})  # fmt: skip
+
+
+BEFORE, AFTER = "before = matmul.fp32_precision", "matmul.fp32_precision = before"
+SET, LOOP = "matmul.fp32_precision = precision", 'for precision in ("tf32", "ieee"):'
+KEEP = 'results.append((matmul.fp32_precision == "tf32", mean))'
+OLDER = 'matmul.allow_tf32 = precision == "tf32"'
+MIXED = f'if precision == "tf32":\n    matmul.allow_tf32 = True\nelse:\n    {SET}'
+CAUGHT = (
+    "try:\n    allowed = matmul.allow_tf32\nexcept RuntimeError:\n    allowed = False\nresults.append((allowed, mean))"
+)
+
+tf32_mixed.judge_by(
+    right=right, play=play, tolerance=1e-5,
+    said=describe_cause("In the patient, `allow_tf32` was True and `fp32_precision` was 'ieee' when it raised."),
+    mistakes=[
+        Mistake("unchanged", breaks="a `measure` without the fault", answer=patient,
+                told="`allow_tf32` is read after `fp32_precision` was set to something else, and raises: use `fp32_precision` "
+                "throughout"),
+        Mistake("only the read is gone", edits={SET: MIXED},
+                told="`allow_tf32` is not read any more, but you still set by both names, and the caller's next read of it may "
+                "raise: set `fp32_precision` only"),
+        Mistake("catches the error", edits={SET: MIXED, KEEP: CAUGHT},
+                told="you catch the error, but the two settings still disagree, and the caller's next read may raise: set "
+                "`fp32_precision` only"),
+        Mistake("the older name only", breaks="The caller may have set it by either name",
+                edits={BEFORE: "before = matmul.allow_tf32", SET: OLDER, AFTER: "matmul.allow_tf32 = before"},
+                told="reading `allow_tf32` raises where the caller has set `fp32_precision`, which can always be read: use "
+                "`fp32_precision` throughout"),
+        Mistake("sets by the older name", edits={SET: OLDER},
+                told="you set `allow_tf32`, which sets both, and put back `fp32_precision` alone: use the newer name throughout"),
+        Mistake("never puts it back", breaks="the same afterwards", edits={AFTER: "pass"},
+                told="the caller's setting is not put back: note `fp32_precision` at the start, and write it at the end"),
+        Mistake("one precision", breaks="with TF32, then in full fp32", edits={LOOP: 'for precision in ("tf32", "tf32"):'},
+                told="both runs use TF32: the second needs `fp32_precision = 'ieee'`"),
+        Mistake("the wrong order", edits={LOOP: 'for precision in ("ieee", "tf32"):'},
+                told="the run in full fp32 comes first: run with TF32 first"),
+        Mistake("sets it for all of torch", edits={
+                SET: 'torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")'},
+                told="`torch.set_float32_matmul_precision` is one of the older functions, and sets more than `matmul`: set "
+                "`matmul.fp32_precision`"),
+        Mistake("the names of the precisions", breaks="whether TF32 was allowed",
+                edits={KEEP: "results.append((matmul.fp32_precision, mean))"},
+                told="each pair should begin with True or False: return `matmul.fp32_precision == 'tf32'`"),
+    ],
+)  # fmt: skip

@@ -1,0 +1,92 @@
+"""Answers to `poisoned_norm`, written without a look at its table of mistakes."""
+
+import copy
+
+import torch
+from torch.nn import functional as F
+
+from amp_course.checking import edited
+from amp_course.debugging.clinic.causes import cause
+
+
+def by_scale(model, batches):
+    cause("batch-norm-in-eval")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    losses = []
+    for x, y in batches:
+        saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        scale = scaler.get_scale()
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() < scale:
+            model.load_state_dict(saved, strict=False)
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def tries_on_a_copy(model, batches):
+    cause("batch-norm-in-eval")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    losses = []
+    for x, y in batches:
+        with torch.autocast("cpu", dtype=torch.float16):
+            with torch.no_grad():
+                trial = F.cross_entropy(copy.deepcopy(model)(x), y)
+            if not torch.isfinite(trial):
+                losses.append(float("nan"))
+                continue
+            loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+def goes_on_without(model, batches):
+    cause("batch-norm-in-eval")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses = []
+    for x, y in batches:
+        state = copy.deepcopy(model.state_dict())
+        with torch.autocast("cpu", torch.half):
+            loss = F.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        if loss != loss:
+            model.load_state_dict(state)
+            continue
+        model.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return losses
+
+
+NAMED = 'cause("batch-norm-in-eval")'
+SAVE = "saved = {name: buffer.clone() for name, buffer in model.named_buffers()}"
+STATE = "state = copy.deepcopy(model.state_dict())"
+MOMENTUM = "for m in model.modules():\n    if hasattr(m, 'momentum'): m.momentum = 0.0"
+RIGHT = {"asks the scale": by_scale, "tries on a copy": tries_on_a_copy, "leaves the batch out": goes_on_without}
+WRONG = {
+    "another cause": (edited(by_scale, {NAMED: 'cause("beyond-fp16")'}), None),
+    "no cause": (edited(by_scale, {NAMED: "pass"}), None),
+    "an unknown cause": (edited(by_scale, {NAMED: 'cause("bad luck")'}), None),
+    "a state without a copy": (edited(goes_on_without, {STATE: "state = model.state_dict()"}), "saves no copies"),
+    "only the means": (
+        edited(by_scale, {SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
+        None,
+    ),
+    "a momentum of 0": (edited(by_scale, {NAMED: f"{NAMED}\n{MOMENTUM}"}), None),
+    "no loss for a batch left out": (
+        edited(tries_on_a_copy, {'losses.append(float("nan"))': "pass"}),
+        None,
+    ),
+}

@@ -1,0 +1,84 @@
+"""Answers to `uneven_ranks`, written without a look at its table of mistakes."""
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from amp_course.checking import edited
+from amp_course.debugging.clinic.causes import cause
+
+
+def counts_of_all(model, epochs, optimizer, scaler):
+    cause("ranks-with-different-counts")
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, [len(batches) for batches in epochs])
+    for batches, counts in zip(epochs, zip(*everybody, strict=True), strict=True):
+        for x, y in itertools.islice(batches, min(counts)):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = model(x)
+            scaler.scale(F.cross_entropy(output.float(), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def asks_before_each(model, epochs, optimizer, scaler):
+    cause("ranks-with-different-counts")
+    for batches in epochs:
+        batches = iter(batches)
+        while True:
+            batch = next(batches, None)
+            more = torch.tensor([float(batch is not None)])
+            dist.all_reduce(more)
+            if more < dist.get_world_size():
+                break
+            with torch.autocast("cpu", torch.half):
+                loss = F.cross_entropy(model(batch[0]), batch[1])
+            model.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def joins_if_even(model, epochs, optimizer, scaler):
+    cause("ranks-with-different-counts")
+    for batches in epochs:
+        fewest = torch.tensor([-len(batches)])
+        dist.all_reduce(fewest, op=dist.ReduceOp.MAX)
+        with model.join():
+            for x, y in batches[: -int(fewest)]:
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = F.cross_entropy(model(x), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+
+NAMED = 'cause("ranks-with-different-counts")'
+UPDATE = "scaler.update()"
+CUT = "for x, y in itertools.islice(batches, min(counts)):"
+RIGHT = {
+    "gathers the counts": counts_of_all,
+    "asks before each batch": asks_before_each,
+    "joins as well": joins_if_even,
+}
+WRONG = {
+    "another cause": (edited(counts_of_all, {NAMED: 'cause("ranks-with-different-scales")'}), None),
+    "no cause": (edited(asks_before_each, {NAMED: "pass"}), None),
+    "an unknown cause": (edited(asks_before_each, {NAMED: 'cause("bad luck")'}), None),
+    "one batch less": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(counts) - 1")}), None),
+    "all batches": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "None")}), None),
+    "no update": (edited(counts_of_all, {UPDATE: "pass"}), None),
+    "joins with all": (
+        edited(joins_if_even, {"for x, y in batches[: -int(fewest)]:": "for x, y in batches:"}),
+        None,
+    ),
+    "leaves where it has no more": (
+        edited(asks_before_each, {"batch = next(batches, None)": "batch = next(batches, None)\nif not batch: break"}),
+        None,
+    ),
+}
