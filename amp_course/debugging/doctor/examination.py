@@ -313,7 +313,7 @@ class Examination:
         if self.stress:
             self.stress.append(update)
             return None
-        self.rules.look_at(self.script.recent, training)
+        self.rules.look_at(self.script.recent, training, self.script.summaries[-1])
         if number >= self.steps:
             self.watch.look_at_weights()
             self.before = list(self.watch.births), dict(self.watch.arrived), dict(self.watch.given)
@@ -378,7 +378,7 @@ class Examination:
                 if why != "error" and self.observer._is_complete():
                     self.observer._completed = lambda update: None
                     self.observer.end_update()
-                    self.rules.look_at(self.script.recent, self.observer.training)
+                    self.rules.look_at(self.script.recent, self.observer.training, self.script.summaries[-1])
         with contextlib.suppress(Exception):
             if not self.stress:
                 self.watch.look_at_weights()

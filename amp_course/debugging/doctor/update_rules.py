@@ -35,7 +35,7 @@ class PairRules:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
 
-    def look_at(self, updates: Sequence[Update], training: Training) -> None:
+    def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
         """Judge the last of a script's updates, together with the one before."""
         self.updates += 1
         last = updates[-1]
@@ -51,7 +51,7 @@ class PairRules:
             bad = [one for one in last.steps(number) if not one.gradient.finite]
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
-        if in_fp16_unscaled(last, training):
+        if in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
             found.append(finding("fp16-without-scaler"))
         for one in {one.name: one for one in found if one.name not in _NOT_OF_SCRIPTS}.values():
             self.counts[one.name] += 1
@@ -62,6 +62,12 @@ class PairRules:
         for name, one in self.first.items():
             if 2 * self.counts[name] >= self.updates:
                 yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+
+
+def _shrunk(use: Use, summary: Summary) -> bool:
+    """Tell whether gradients were divided on their way to the step, by a scale of the script's own perhaps, and not clipped."""
+    clipped = any(use.number in clip.numbers and clip.norm > clip.limit for clip in summary.clips)
+    return not clipped and not math.isclose(use.norm, use.arrived, rel_tol=_CLOSE)
 
 
 def check_summaries(summaries: Sequence[Summary]) -> Iterator[Finding]:

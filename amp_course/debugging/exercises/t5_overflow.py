@@ -17,7 +17,7 @@ t5_overflow = Exercise(
     chapter="debugging", name="t5_overflow", number=4, title="NaN after some steps, in fp16 only", difficulty=3, importance=5,
     minutes=8, lines=5,
     task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault, which is called in a region of fp16 autocast. "
-    "It returns fp32, finite and right to 1%, for `hidden` in fp32 or in fp16, also where a result is beyond 65,504. The matmul "
+    "It returns fp32, right to 1%, for `hidden` in fp32 or in fp16, and also where a result is beyond 65,504. The matmul "
     "of `wi` stays in fp16, and gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "Which module is the first to give something that is not finite? What does the same module give in fp32?",
@@ -26,7 +26,7 @@ t5_overflow = Exercise(
         'In `with torch.autocast("cpu", enabled=False):`, compute `hidden + block.wo(inner.float())`; the cause is '
         "'beyond-fp16'.",
     ),
-    why="Scaling the loss helps against small gradients. An overflow in the forward pass comes before any scale.",
+    why="A loss scale only moves gradients. What overflows in the forward pass is inf before there is a loss to scale.",
     alternative="run `wo` in a region of bf16 autocast, which has fp32's range, and add its output to `hidden.float()`.",
 )  # fmt: skip
 
@@ -41,8 +41,8 @@ def right(block: Any, hidden: Any) -> Any:
 
 CASES = (  # the case; the dtype of the hidden states, how large they are, and the largest output of `wo`
     ("where all results are small", torch.float32, 1.0, 30.0),
-    ("where `wo` gives 150,000", torch.float32, 1.0, 150_000.0),
-    ("where `hidden` is in fp16 and holds 40,000, and `wo` gives 50,000", torch.float16, 40_000.0, 50_000.0),
+    ("where `wo` gives up to 150,000", torch.float32, 1.0, 150_000.0),
+    ("where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000", torch.float16, 40_000.0, 50_000.0),
 )
 
 
@@ -65,13 +65,16 @@ class Products(TorchDispatchMode):
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Run a block on hidden states, forward and backward, with outputs of a known size."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    causes = []
     for case, dtype, size, largest in CASES:
         block = Block(8, 16)
         for weight in block.parameters():
             weight.data = torch.randn(weight.shape, generator=generator) * 2
         signs = torch.randint(0, 2, (5, 8), generator=generator) * 2.0 - 1
         hidden = (signs * size * (0.9 + 0.1 * torch.rand(5, 8, generator=generator))).to(dtype)
-        with torch.no_grad():  # scale and turn `wo`, so that its largest output has the same sign as the hidden state there
+        with (
+            torch.no_grad()
+        ):  # scale and turn `wo`, so that its largest output has the same sign as the hidden state there
             change = block.wo(torch.relu(block.wi(block.norm(hidden.float()))))
             token, place = divmod(int(change.abs().argmax()), 8)
             block.wo.weight *= largest / float(change.abs().max())
@@ -85,13 +88,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             got.backward(arriving.to(got.dtype))
         gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
         yield Turn(case, {
-            "the dtype that the matmul of `wi` runs in": " and ".join(sorted(products.dtypes)) or "none",
-            "the result": result.double(),
+            "the result": result.double() if result.is_floating_point() else result,
             "the dtype of the result": str(result.dtype)[6:],
+            "the dtype that the matmul of `wi` runs in": " and ".join(sorted(products.dtypes)) or "none",
             **{f"the gradient of `{name}`": read_gradient(one) for name, one in gradients.items()},
             "the dtypes of the weights after the call": " and ".join(sorted({str(w.dtype)[6:] for w in block.parameters()})),
-            CAUSE: named,
         })  # fmt: skip
+        causes.append(named)
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 def read_gradient(gradient: Tensor | None) -> Any:
@@ -101,6 +105,7 @@ def read_gradient(gradient: Tensor | None) -> Any:
 
 INNER, REGION = "inner = torch.relu(block.wi(block.norm(hidden)))", 'with torch.autocast("cpu", enabled=False):'
 CHANGE, RETURN = "change = block.wo(inner.float())", "return hidden.float() + change"
+SUM = "return hidden + change"
 BFLOAT16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
 
 t5_overflow.judge_by(
@@ -110,16 +115,17 @@ t5_overflow.judge_by(
         Mistake("unchanged", breaks="a `Block.forward` without the fault", answer=Block.forward,
                 told="what `wo` gives is still in fp16, where everything above 65,504 is inf. Autocast casts an fp32 input down, "
                 "too: switch it off around `wo`"),
-        Mistake("clamps", breaks="right to 1%", edits={REGION: "if True:", CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
+        Mistake("clamps", breaks="right to 1%", edits={REGION: "if True:", CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
                 told="what is beyond 65,504 is cut off there, which is finite but wrong: compute `wo` in fp32"),
-        Mistake("zeroes what overflows", edits={REGION: "if True:", CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)"},
+        Mistake("zeroes what overflows",
+                edits={REGION: "if True:", CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
                 told="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
         Mistake("back to fp16", breaks="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
                 told="the sum is right, and then cast to fp16, where everything above 65,504 is inf: return it in fp32"),
         Mistake("back to hidden's dtype", breaks="for `hidden` in fp32 or in fp16",
                 edits={RETURN: "return hidden + change.to(hidden.dtype)"},
-                told="the output of `wo` is cast to the dtype of `hidden`. If that is fp16, their sum overflows, although both of "
-                "them fit: add in fp32"),
+                told="the output of `wo` is cast to the dtype of `hidden`. In fp16 their sum overflows, although both of them "
+                "fit: add in fp32"),
         Mistake("all in fp32", breaks="stays in fp16",
                 edits={INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"},
                 told="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` only"),

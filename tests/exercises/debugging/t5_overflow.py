@@ -31,7 +31,7 @@ WRONG = {
     "casts the input": (edited(in_fp32, {OFF: "if True:"}), "unchanged"),
     "enlarged in fp16": (edited(in_fp32, {OFF: "if True:", END: "return hidden + block.wo(x / 64) * 64"}), "unchanged"),
     "forgets to cast": (edited(in_fp32, {END: END.replace("x.float()", "x")}), None),
-    "largest of fp16": (edited(in_fp32, {OFF: "if True:", END: f"{END}.nan_to_num()"}), None),
+    "largest of fp16": (edited(in_fp32, {OFF: "if True:", END: f"{END}.nan_to_num()"}), "clamps"),
     "half of the sum": (edited(in_fp32, {END: f"{END} / 2"}), None),
     "wi in fp32": (edited(in_fp32, {WI: f"{OFF}\n    x = block.wi(x.float())"}), "all in fp32"),
 }

@@ -5,10 +5,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 
-def train(model, batches):
+def train(model, batches, lr):
     """Train in bf16; return the losses."""
     model.to(torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     losses = []
     for inputs, targets in batches:
         logits = model(inputs.to(torch.bfloat16))
@@ -22,13 +22,13 @@ def train(model, batches):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    inputs = torch.randn(32, 16)
-    batches = [(inputs, inputs[:, :4].argmax(dim=1))] * 400
-    for number, loss in enumerate(train(model, batches), 1):
-        if number % 80 == 0 or number == 1:
+        nn.init.normal_(parameter, std=1.0)
+    inputs = torch.randn(32, 8)
+    batches = [(inputs, inputs[:, :4].argmax(dim=1))] * 120
+    for number, loss in enumerate(train(model, batches, lr=0.001), 1):
+        if number % 30 == 0 or number == 1:
             print(f"step {number}: loss {loss:.4f}")
     norm = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()]).norm()
     print(f"norm of the last gradient {norm:.2f}")

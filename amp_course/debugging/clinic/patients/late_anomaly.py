@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
 
 
 def elu(x, alpha):
@@ -30,7 +29,7 @@ def train(model, inputs, targets, steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(steps):
-        loss = mse_loss(model(inputs), targets)
+        loss = nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,5 +1,6 @@
 """A small GAN on a ring of points: one scaler, two optimizers, two steps of D for one of G."""
 
+import itertools
 import math
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 def mlp(*sizes):
     layers = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
 

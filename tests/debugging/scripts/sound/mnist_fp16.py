@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, 1)
-        self.conv2 = nn.Conv2d(16, 32, 3, 1)
+        self.conv1 = nn.Conv2d(1, 8, 3, 1)
+        self.conv2 = nn.Conv2d(8, 16, 3, 1)
         self.dropout1 = nn.Dropout(0.25)
         self.dropout2 = nn.Dropout(0.5)
-        self.fc1 = nn.Linear(128, 64)
+        self.fc1 = nn.Linear(64, 64)
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
@@ -73,7 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description="PyTorch digits example")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N")
     parser.add_argument("--test-batch-size", type=int, default=500, metavar="N")
-    parser.add_argument("--epochs", type=int, default=3, metavar="N")
+    parser.add_argument("--epochs", type=int, default=2, metavar="N")
     parser.add_argument("--lr", type=float, default=1.0, metavar="LR")
     parser.add_argument("--gamma", type=float, default=0.7, metavar="M")
     parser.add_argument("--no-amp", action="store_true")
@@ -83,6 +83,7 @@ def main():
     parser.add_argument("--save-model", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     device = torch.device("cpu")
 
     digits = load_digits()

@@ -1,0 +1,85 @@
+"""Answers to `masked_rows`, written without a look at its table of mistakes."""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from amp_course.checking import edited
+from amp_course.debugging.clinic.causes import cause
+
+
+def torchs_own(q, k, v, keep):
+    cause("masked-row")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, :])
+
+
+def in_fp32(q, k, v, keep):
+    cause("masked-row")
+    scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.size(-1))
+    scores = scores.masked_fill(~keep[:, None], -1e9)
+    some = keep.any(-1)[:, None, None]
+    return (torch.softmax(scores, -1) * some @ v.float()).to(q.dtype)
+
+
+def opens_empty_rows(q, k, v, keep):
+    cause("masked-row")
+    empty = ~keep.any(dim=-1, keepdim=True)
+    open_ = (keep | empty)[:, None, :]
+    scores = torch.einsum("bqd,bkd->bqk", q, k) / q.shape[-1] ** 0.5
+    scores = torch.where(open_, scores, -torch.inf)
+    out = scores.softmax(-1) @ v
+    return out.masked_fill(empty[:, :, None], 0)
+
+
+def sequence_after_sequence(q, k, v, keep):
+    cause("masked-row")
+    out = []
+    for i in range(len(q)):
+        real = keep[i]
+        if real.any():
+            scores = q[i] @ k[i][real].T / q.shape[-1] ** 0.5
+            out.append(scores.softmax(-1) @ v[i][real])
+        else:
+            out.append(torch.zeros_like(q[i]))
+    return torch.stack(out)
+
+
+def fills_twice(q, k, v, keep):
+    cause("masked-row")
+    hidden = ~keep[:, None, :]
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    out = weights @ v
+    return out
+
+
+CAUSE, FILL, WEIGHTS = (
+    'cause("masked-row")',
+    "scores = scores.masked_fill(~keep[:, None], -1e9)",
+    "weights = scores.softmax(-1).nan_to_num(0.0)",
+)
+OUT, LAST = "out = weights @ v", "return out.masked_fill(empty[:, :, None], 0)"
+RIGHT = {
+    "torch's own": torchs_own,
+    "in fp32": in_fp32,
+    "opens empty rows": opens_empty_rows,
+    "sequence after sequence": sequence_after_sequence,
+    "fills, then zeros for NaN": fills_twice,  # the backward of `masked_fill` drops the NaN
+}
+WRONG = {
+    "another cause": (edited(torchs_own, {CAUSE: 'cause("log-of-zero")'}), None),
+    "no cause": (edited(torchs_own, {CAUSE: "pass"}), None),
+    "an unknown cause": (edited(torchs_own, {CAUSE: 'cause("bad luck")'}), None),
+    "zeros for NaN too late": (
+        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1)", OUT: f"{OUT}.nan_to_num(0.0)"}),
+        None,
+    ),
+    "open rows stay": (edited(opens_empty_rows, {LAST: "return out"}), "attends to the padding"),
+    "no gradient": (edited(opens_empty_rows, {LAST: LAST.replace("out.", "out.detach().")}), None),
+    "not scaled": (edited(fills_twice, {OUT: "out = (8**0.5 * scores).softmax(-1).nan_to_num(0.0) @ v"}), None),
+    "mends only batches of padding": (
+        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1) if keep.any() else torch.zeros_like(scores)"}),
+        None,
+    ),
+}
