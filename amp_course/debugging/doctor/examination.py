@@ -31,6 +31,7 @@ from amp_course.audit.findings import Finding
 from amp_course.audit.record import Meddling, Training, Update
 from amp_course.audit.rules.stress import poisoned_pass
 from amp_course.debugging.doctor import errors
+from amp_course.debugging.doctor.buried import Buried
 from amp_course.debugging.doctor.faults import finding
 from amp_course.debugging.doctor.lost_updates import Twin
 from amp_course.debugging.doctor.update_rules import PairRules, check_stress, check_summaries
@@ -98,6 +99,7 @@ class Examination:
         self.ranges: RangeWatch | None = None
         self.found: list[Finding] = []
         self.stress: list[Update] = []  # the plain one, the poisoned one
+        self.buried = Buried()
         self.digests: list[str] = []
         self.regions: set[str] = set()
         self.raised: list[BaseException] = []  # by backward passes and scalers, and perhaps caught by the script
@@ -302,6 +304,7 @@ class Examination:
         """After each update: judge it, and say what is done to the next one."""
         number, training = len(self.script.summaries), self.observer.training  # type: ignore[union-attr]
         self.watch.step = number + 1
+        self.buried.look_for(self.watch)
         self.training_ended = time.monotonic()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             total = sum(float(p.detach().double().sum()) for slot in training.slots for p in slot.parameters)
@@ -379,6 +382,8 @@ class Examination:
                     self.observer._completed = lambda update: None
                     self.observer.end_update()
                     self.rules.look_at(self.script.recent, self.observer.training, self.script.summaries[-1])
+                elif why != "error":
+                    self.rules.look_at_rest(self.observer.update, self.observer.training)
         with contextlib.suppress(Exception):
             if not self.stress:
                 self.watch.look_at_weights()
@@ -403,6 +408,8 @@ class Examination:
         faults, told = check_values(values, losses, len(summaries), skipped, taken=taken)
         found += faults
         observed += told
+        if not any(one.name == "beyond-fp16" for one in found):
+            found += self.buried.findings()
         found += [one for twin in self.twins.values() if twin is not None for one in twin.findings()]
         advice += self._advice(len(summaries))
         observed += self._observed(summaries)

@@ -135,10 +135,21 @@ def without_consequences(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Leave out what follows from another finding: a scale that falls because gradients are never cleared, say."""
     names = {one.name for one in found}
     gone: set[str] = set()
-    if names & {"never-cleared", "overflow-not-skipped", *_NONFINITE}:
+    if names & {"never-cleared"}:
+        gone.add("kept-after-skip")
+    if names & {
+        "scaler-inside-step",
+        "no-update-after-skip",
+        "never-cleared",
+        "kept-after-skip",
+        "overflow-not-skipped",
+        *_NONFINITE,
+    }:
         gone.add("scale-keeps-falling")
     if names & {"never-cleared"}:
         gone |= {"diverges"}
+    if names & {"nan-in-data"}:
+        gone.add("weights-not-finite")
     if names & {"updates-vanish"}:
         gone.add("weights-unchanged")
     if names & {"ranks-with-different-counts"}:

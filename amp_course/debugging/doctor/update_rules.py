@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from amp_course.audit.findings import Finding
-from amp_course.audit.record import Training, Update
+from amp_course.audit.record import Backward, Call, Training, Update
 from amp_course.audit.rules.calls import (
     check_clearing,
     check_passes,
@@ -24,6 +25,7 @@ from amp_course.debugging.doctor.updates import Summary, Use
 _CLOSE = 0.02
 # Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
+_ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
 _FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
 
 
@@ -49,6 +51,12 @@ class PairRules:
             found += check_schedule(updates, training, 1) if training.schedulers else ()
         for number in range(len(training.optimizers)):
             bad = [one for one in last.steps(number) if not one.gradient.finite]
+            if _forgets_update(last, number):
+                found.append(finding("no-update-after-skip", loss_scale=max(last.scales, default=1.0)))
+            held = [one.before[number] for one in last.backwards[:1]]
+            skipped = len(updates) > 1 and updates[0].called("scaler.step", number) and not updates[0].steps(number)
+            if skipped and any(not one.finite for one in held):
+                found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
         if in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
@@ -57,11 +65,32 @@ class PairRules:
             self.counts[one.name] += 1
             self.first.setdefault(one.name, one)
 
+    def look_at_rest(self, update: Update, training: Training) -> None:
+        """Judge an update that was not completed."""
+        for number in range(len(training.optimizers)):
+            if _forgets_update(update, number):
+                one = finding("no-update-after-skip", loss_scale=max(update.scales, default=1.0))
+                self.counts[one.name] += 1
+                self.first.setdefault(one.name, one)
+
     def findings(self) -> Iterator[Finding]:
         """Yield what came up in most updates; what comes up once may be meant, at the turn of a phase."""
         for name, one in self.first.items():
-            if 2 * self.counts[name] >= self.updates:
+            if 2 * self.counts[name] >= self.updates or name in _ONCE:
                 yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+
+
+def _forgets_update(update: Update, number: int) -> bool:
+    """Tell whether gradients with inf or NaN of a scaled loss were thrown away, and the scaler was not told."""
+    for event, after in itertools.pairwise(one for one in update.events if isinstance(one, (Backward, Call))):
+        arrived = event.arrived.get(number) if isinstance(event, Backward) else None
+        overflowed = arrived is not None and not arrived.finite
+        if overflowed and isinstance(after, Call) and after.name == "scale":
+            later = update.events[update.events.index(after) :]
+            following = next((one for one in later if isinstance(one, Backward)), None)
+            if following is not None and following.before[number].empty:
+                return True
+    return False
 
 
 def _shrunk(use: Use, summary: Summary) -> bool:

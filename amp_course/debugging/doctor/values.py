@@ -48,13 +48,21 @@ def check_values(
             "those batches are never learnt from."
         )
         return faults, [told]
-    first = found.first
+    first = _first(found)
     if first is not None and not (taken and first.phase == "backward"):
         faults.append(name_birth(first, found, losses))
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
         faults.append(finding("spoilt-buffer", buffer=buffers[0], skipped_updates=skipped))
     return faults, []
+
+
+def _first(found: Nonfinite) -> Birth | None:
+    """Return the first op that made an inf or NaN which did harm; in a backward pass, only if a step took it to the weights."""
+    stopped = "returned nan values" in str(found.error)  # by anomaly mode, before any step
+    harmful = [one for one in found.births if one.harmful and (one.phase != "backward" or _lasts(one) or stopped)]
+    roots = {root.number: root for one in harmful for root in one.roots()}
+    return roots[min(roots)] if roots else None
 
 
 def _lasts(birth: Birth) -> bool:
@@ -103,11 +111,10 @@ def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:
         return "division-by-zero", ""
     if op == "pow" and any(one.least == 0 for one in took) and INF in made and not backward:
         return "division-by-zero", "0 is raised to a negative power"
+    if birth.made.dtype == "float16" and backward:
+        return "overflow-not-skipped", "a gradient is beyond 65,504, where fp16 ends, and the step with it was taken"
     if birth.made.dtype == "float16":
-        return (
-            "beyond-fp16",
-            "" if not backward else "a gradient is beyond 65,504, where fp16 ends",
-        )
+        return "beyond-fp16", ""
     if _diverges(losses):
         return "diverges", ""
     if op in _DIVISIONS and not backward:

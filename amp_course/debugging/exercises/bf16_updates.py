@@ -18,19 +18,19 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losse
 bf16_updates = Exercise(
     chapter="debugging", name="bf16_updates", number=11, title="A loss that barely moves in bf16", difficulty=2, importance=5,
     minutes=6, lines=11,
-    task="Write `bf16_updates(model, batches, lr)`, a `train` without the fault: SGD, one update per batch. The model comes in fp32, "
-    "and its layers compute in bf16. At the end its parameters are in fp32, and have changed by the sum of all updates, to within "
-    "1%. It returns the list of losses. Name the fault in its first line, by `cause(…)`.",
+    task="Write `bf16_updates(model, batches, lr)`, a `train` without the fault: SGD, one update per batch. The model comes in "
+    "fp32, and its layers compute in bf16. At the end its parameters are in fp32, and each has changed by the sum of its "
+    "updates, to within 1%. It returns the list of losses. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "How far apart are two bf16 numbers near 1? How large is an update in the patient, with lr=0.001?",
         "bf16 has 8 bits of significand: from 1 up, its numbers are 2^-7 apart, and an update below 2^-8 is rounded away.",
-        "Leave out `model.to(torch.bfloat16)`, and run the model and the loss under `torch.autocast('cpu', dtype=torch.bfloat16)`; "
-        "the cause is 'updates-vanish'.",
+        "Leave out `model.to(torch.bfloat16)`, and run the model and the loss under `torch.autocast('cpu', "
+        "dtype=torch.bfloat16)`; the cause is 'updates-vanish'.",
     ),
-    why="Nothing is NaN, and no gradient is 0. Updates of weights near 0 still get through, so the loss creeps instead of standing "
-    "still.",
-    alternative="forward and backward on a bf16 copy, which gets the fp32 weights after each update. Stochastic rounding, the cure "
-    "in torchao, needs no fp32 weights, but is right only on average.",
+    why="Nothing is NaN, and no gradient is 0. Updates of weights near 0 still get through, so the loss creeps instead of "
+    "standing still.",
+    alternative="forward and backward on a bf16 copy, which gets the fp32 weights after each update. Stochastic rounding, the "
+    "cure in torchao, needs no fp32 weights, but is right only on average.",
 )  # fmt: skip
 
 
@@ -48,11 +48,12 @@ def right(model: Any, batches: Any, lr: float) -> list[float]:
     return losses
 
 
-CASES = (("with a learning rate of 0.001", 0.001), ("with a learning rate of 0.1", 0.1))
+# Powers of two, so that an update in bf16 is rounded alike however it is written
+CASES = (("with a learning rate of 2^-10", 2.0**-10), ("with a learning rate of 1/8", 0.125))
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Train weights between 0.5 and 1, half of whose distance in bf16 is 2^-9: by updates that are all smaller, and by larger ones."""
+    """Train weights between 0.5 and 1, where half an ulp of bf16 is 2^-9: by updates that are smaller, and by larger ones."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for case, lr in CASES:
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
@@ -99,14 +100,14 @@ bf16_updates.judge_by(
     said=describe_cause("In the patient, updates are around 0.0001, and bf16 numbers between 1 and 2 are 0.0078 apart."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="the weights are in bf16, and most updates are smaller than half the distance to the next bf16 number, so they "
-                "are rounded away. Keep the weights in fp32, and let autocast cast them"),
+                told="the weights are in bf16, and most updates are smaller than half the distance to the next bf16 number, so "
+                "they are rounded away. Keep the weights in fp32, and let autocast cast them"),
         Mistake("back to fp32 at the end", edits={OPTIMIZER: IN_BF16, RETURN: f"model.float()\n{RETURN}"},
-                told="the weights are rounded to bf16 after each update, which takes the update away. To convert them afterwards "
-                "brings nothing back: keep them in fp32 all the time"),
+                told="the weights are rounded to bf16 after each update, which takes the update away. To convert them "
+                "afterwards brings nothing back: keep them in fp32 all the time"),
         Mistake("a higher rate", edits={OPTIMIZER: IN_BF16.replace("lr=lr", "lr=100 * lr")},
-                told="at a higher learning rate more updates survive the rounding, but it is another training: keep the rate, and "
-                "the weights in fp32"),
+                told="at a higher learning rate more updates survive the rounding, but it is another training: keep the rate, "
+                "and the weights in fp32"),
         Mistake("a higher rate in fp32", edits={OPTIMIZER: OPTIMIZER.replace("lr=lr", "lr=100 * lr")},
                 told="fp32 weights were enough: with them no update is lost, and the learning rate can stay as it is"),
         Mistake("all in fp32", breaks="its layers compute in bf16", edits={REGION: "if True:"},
@@ -115,11 +116,12 @@ bf16_updates.judge_by(
         Mistake("in fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
                 told="the layers compute in fp16 now, and the card asks for bf16"),
         Mistake("a copy that never learns", edits=ON_COPY,
-                told="the fp32 weights move, but the layers compute with those of the start for every batch: after each update, copy "
-                "the new weights to where the layers compute"),
+                told="the fp32 weights move, but the layers compute with those of the start for every batch: after each "
+                "update, copy the new weights to where the layers compute"),
         Mistake("trains a copy", breaks="At the end its parameters are in fp32",
                 edits={OPTIMIZER: f"model = copy.deepcopy(model)\n{OPTIMIZER}"},
-                told="you train a copy, and the model that you are given stays as it is: write the new weights into its parameters"),
+                told="you train a copy, and the model that you are given stays as it is: write the new weights into its "
+                "parameters"),
         Mistake("never clears", edits={CLEAR: "pass"}, told="`zero_grad()` is gone, so gradients of all batches add up"),
     ],
 )  # fmt: skip

@@ -13,22 +13,23 @@ from amp_course.debugging.clinic.patients.masked_rows import attend as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 
 masked_rows = Exercise(
-    chapter="debugging", name="masked_rows", number=5, title="A finite loss, then only NaN", difficulty=3, importance=5, minutes=8,
-    lines=7,
-    task="Write `masked_rows(queries, keys, values, keep)`, an `attend` without the fault. It works in fp32, fp16 and bf16, and "
-    "returns the dtype that it gets. `keep` (batch, keys) is True for real tokens; where a sequence has none, the output and all "
-    "gradients are 0. All else is as in `attend`, and the arguments stay unchanged. Name the fault in its first line, by "
-    "`cause(…)`.",
+    chapter="debugging", name="masked_rows", number=5, title="A finite loss, then only NaN", difficulty=3, importance=5,
+    minutes=8, lines=7,
+    task="Write `masked_rows(queries, keys, values, keep)`, an `attend` without the fault. It works in fp32, fp16 and bf16, "
+    "and returns the dtype that it gets. `keep` (batch, keys) is True for real tokens; where a sequence has none, the output "
+    "and all gradients are 0. All else is as in `attend`, and the arguments stay unchanged. Name the fault in its first line, "
+    "by `cause(…)`.",
     hints=(
         "What is the softmax of a row in which every score is −inf? And what does the backward pass make of that?",
-        "Whatever replaces the NaN afterwards mends only the output. Fill with a finite number that every dtype can hold, so that "
-        "no NaN comes up at all.",
+        "Whatever replaces the NaN afterwards mends only the output. Fill with a finite number that every dtype can hold, so "
+        "that no NaN comes up at all.",
         "`scores.masked_fill(hidden, torch.finfo(scores.dtype).min)` before the softmax, `.masked_fill(hidden, 0.0)` after it, "
         "with `hidden = ~keep[:, None, :]`; the cause is 'masked-row'.",
     ),
-    why="A loss that leaves out padding is finite, but 0 times NaN is NaN: the gradients that go back through the row are all NaN.",
-    alternative="`torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=keep[:, None, :])`, which gives "
-    "zeros for such rows since torch 2.5.",
+    why="A loss that leaves out padding is finite, but 0 times NaN is NaN: the gradients that go back through the row are "
+    "all NaN.",
+    alternative="`torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=keep[:, None, :])`, which "
+    "gives zeros for such rows since torch 2.5.",
 )  # fmt: skip
 
 
@@ -71,6 +72,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         if got.requires_grad:
             gradients = torch.autograd.grad(got, leaves, drawn[3].to(got.dtype), allow_unused=True)
         gradients = [torch.zeros_like(a) if b is None else b for a, b in zip(given[:3], gradients, strict=True)]
+        mended = bool(output.isfinite().all())
+        finite = [bool(one.isfinite().all()) for one in gradients] if mended else []
         yield Turn(case, {
             "the output": output.clone(),
             "the gradient of the queries": gradients[0],
@@ -80,7 +83,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 name for name, one in zip(("queries", "keys", "values", "keep"), changed, strict=True) if one
             ],
             CAUSE: named,
-        }, clues={"finite": [bool(one.isfinite().all()) for one in (output, *gradients)]})  # fmt: skip
+        }, clues={"finite": finite})  # fmt: skip
 
 
 HIDDEN, FILL = "hidden = ~keep[:, None, :]", "scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"
@@ -95,19 +98,20 @@ masked_rows.judge_by(
     said=describe_cause("In the patient, one sequence is nothing but padding, and the softmax of a row of −inf is NaN."),
     mistakes=[
         Mistake("unchanged", breaks="an `attend` without the fault", answer=patient,
-                told="where a sequence is nothing but padding, all scores of a row are −inf, and their softmax is NaN. Fill with a "
-                "finite number, and set the weights of padding to 0 after the softmax"),
+                told="where a sequence is nothing but padding, its rows of weights are NaN: `softmax` gives that for a row of "
+                "−inf, and division by a sum of 0 does so too. Fill with a finite number, and set the weights of padding to 0 "
+                "after the softmax"),
         Mistake("zeros for NaN in the weights", breaks="and all gradients are 0",
                 edits={FILL: ADD_INF, WEIGHTS: f"{SOFTMAX}.nan_to_num(0.0)"},
-                told="the output is mended, and the gradients are not: they still go back through the softmax that gave NaN, and 0 "
-                "times NaN is NaN. Fill with a finite number instead of −inf"),
+                told="the output is mended, and the gradients are not: they still go back through the softmax that gave NaN, "
+                "and 0 times NaN is NaN. Fill with a finite number instead of −inf"),
         Mistake("zeros for NaN in the output",
                 edits={FILL: ADD_INF, WEIGHTS: SOFTMAX, RETURN: "return (weights @ values).nan_to_num(0.0)"},
-                told="the output is mended, and the gradients are not: they go back through weights of NaN, and 0 times NaN is NaN. "
-                "Fill with a finite number instead of −inf, so that the weights are never NaN"),
+                told="the output is mended, and the gradients are not: they go back through weights of NaN, and 0 times NaN is "
+                "NaN. Fill with a finite number instead of −inf, so that the weights are never NaN"),
         Mistake("the mean of the padding", breaks="the output and all gradients are 0", edits={WEIGHTS: SOFTMAX},
-                told="in a row in which all scores are equally low, softmax gives equal weights, so the output is the mean of the "
-                "padding: set the weights of padding to 0 after the softmax"),
+                told="in a row in which all scores are equally low, softmax gives equal weights, so the output is the mean of "
+                "the padding: set the weights of padding to 0 after the softmax"),
         Mistake("attends to the padding", edits={HIDDEN: "hidden = ~(keep | ~keep.any(dim=-1, keepdim=True))[:, None, :]"},
                 told="a sequence of nothing but padding attends to its padding now: no NaN, but its output has to be 0"),
         Mistake("fills with −1e9", breaks="fp32, fp16 and bf16", edits={FILL: "scores = scores.masked_fill(hidden, -1e9)"},
@@ -117,23 +121,23 @@ masked_rows.judge_by(
                 "`torch.finfo(scores.dtype).min`"),
         Mistake("adds the lowest number",
                 edits={FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(scores.dtype).min"},
-                told="added to −65504, a score below −16 gives −inf in fp16, and a row of −inf has a softmax of NaN: put the lowest "
-                "number in place of the score, by `masked_fill`"),
+                told="added to −65504, a score below −16 gives −inf in fp16, and a row of −inf has a softmax of NaN: put the "
+                "lowest number in place of the score, by `masked_fill`"),
         Mistake("masks only after the softmax", breaks="All else is as in `attend`", edits={FILL: "pass"},
-                told="padding takes part in the softmax, so the weights of the real tokens add up to less than 1: mask the scores "
-                "as well"),
-        Mistake("divides by the sum", edits={FILL: "pass", WEIGHTS: f"{EXP}\nweights = weights / weights.sum(dim=-1, keepdim=True)"},
-                told="where everything is padding, the sum of the weights is 0, and 0 / 0 is NaN: fill the scores, and let `softmax` "
-                "divide"),
+                told="padding takes part in the softmax, so the weights of the real tokens add up to less than 1: mask the "
+                "scores as well"),
         Mistake("an eps of 1e-9", edits={
                     FILL: "pass", WEIGHTS: f"{EXP}\nweights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)"},
-                told="1e-9 is 0 in fp16, so a sequence of padding still gives 0 / 0 there: fill the scores, and let `softmax` divide"),
-        Mistake("the wrong way round", breaks="`keep` (batch, keys) is True for real tokens", edits={HIDDEN: HIDDEN.replace("~", "")},
+                told="1e-9 is 0 in fp16, so a sequence of padding still gives 0 / 0 there: fill the scores, and let "
+                "`softmax` divide"),
+        Mistake("the wrong way round", breaks="`keep` (batch, keys) is True for real tokens",
+                edits={HIDDEN: HIDDEN.replace("~", "")},
                 told="the real tokens are masked, and the padding is not: `keep` is True for what stays"),
         Mistake("writes into the mask", breaks="the arguments stay unchanged", edits={
                     HIDDEN: EMPTY, RETURN: "return (weights @ values).masked_fill(empty[:, None, None], 0.0)"},
                 told="your function writes into `keep`, which the caller still needs: make a new mask, `keep | empty[:, None]`"),
-        Mistake("fp32 comes back", breaks="returns the dtype that it gets", edits={RETURN: "return weights.float() @ values.float()"},
+        Mistake("fp32 comes back", breaks="returns the dtype that it gets",
+                edits={RETURN: "return weights.float() @ values.float()"},
                 told="the values are right, but fp32 comes back: end with `.to(queries.dtype)`"),
     ],
 )  # fmt: skip

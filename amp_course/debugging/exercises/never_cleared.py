@@ -18,16 +18,17 @@ never_cleared = Exercise(
     chapter="debugging", name="never_cleared", number=2, title="The loss scale falls and falls", difficulty=2, importance=5,
     minutes=6, lines=11,
     task="Write `never_cleared(model, batches, optimizer, scaler)`, a `train` without the fault: fp16 autocast, one update per "
-    "batch by the optimizer and the scaler that you are given. A batch that overflows is skipped by the scaler, which lowers the "
-    "scale, and the next batch trains as usual. It returns the list of losses. Name the fault in its first line, by `cause(…)`.",
+    "batch by the optimizer and the scaler that you are given. A batch that overflows is skipped by the scaler, which lowers "
+    "the scale, and the next batch trains as usual. It returns the list of losses. Name the fault in its first line, by "
+    "`cause(…)`.",
     hints=(
         "After an overflow the scaler skips the update and lowers the scale. What is in `.grad` when the next batch comes?",
-        "`backward()` adds to `.grad`, and inf plus anything is inf or NaN, whatever the scale. The scaler finds it in each step.",
+        "`backward()` adds to `.grad`, and inf plus anything is inf or NaN, whatever the scale. The scaler finds it each time.",
         "`optimizer.zero_grad()` goes anywhere in the loop but between `backward()` and `scaler.step`; the cause is "
         "'never-cleared'.",
     ),
-    why="Before the first overflow the fault hardly shows: `scaler.step` divides what is in `.grad` by the scale, old gradients "
-    "once more in each step, so that soon nothing is left of them.",
+    why="Before the first overflow the fault hardly shows: `scaler.step` divides what is in `.grad` by the scale, old "
+    "gradients once more in each step, so that soon nothing is left of them.",
     alternative="`model.zero_grad()` at the end of each step, if the optimizer holds all parameters of the model.",
 )  # fmt: skip
 
@@ -94,35 +95,36 @@ NOTE = f"scale = scaler.get_scale()\n{BACKWARD}"
 
 never_cleared.judge_by(
     right=right, play=play, tolerance=1e-3,
-    said=describe_cause("In the patient, one overflow leaves an inf in `.grad`, and every later step finds it there."),
+    said=describe_cause("In the patient, the overflow of step 41 leaves inf in `.grad`, and every later step finds it there."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="nothing clears the gradients between batches. `backward()` adds to them, so the inf of one overflow stays in "
-                "`.grad`, and all later updates are skipped: call `optimizer.zero_grad()` for each batch"),
+                told="nothing clears the gradients between batches. `backward()` adds to them, so the inf or NaN of one overflow "
+                "stays in `.grad`, and all later updates are skipped: call `optimizer.zero_grad()` for each batch"),
         Mistake("clears before the step", edits={CLEAR: "pass", BACKWARD: f"{BACKWARD}\n{CLEAR}"},
-                told="the gradients are cleared between `backward()` and `scaler.step`, which then finds none: clear them before "
-                "`backward()` or after the step"),
+                told="the gradients are cleared between `backward()` and `scaler.step`, which then finds none: clear them "
+                "before `backward()` or after the step"),
         Mistake("clears only after real steps", breaks="and the next batch trains as usual", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_NOT}\n    {CLEAR}"},
-                told="the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those of all later batches: "
-                "drop them after each batch, by `zero_grad()` (0 times inf is NaN)"),
+                told="the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those of all later "
+                "batches: drop them after each batch, by `zero_grad()` (0 times inf is NaN)"),
         Mistake("clears only after skipped steps", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_LOWER}\n    {CLEAR}"},
-                told="the gradients of a step that was not skipped stay in `.grad`, and add to those of the next batch: clear all of "
-                "them after each batch"),
+                told="the gradients of a step that was not skipped stay in `.grad`, and add to those of the next batch: clear "
+                "all of them after each batch"),
         Mistake("leaves the batch out", breaks="A batch that overflows is skipped by the scaler, which lowers the scale",
                 edits={CLEAR: "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
-                told="a batch whose loss is not finite never gets to the scaler, which cannot lower the scale, and gradients still "
-                "add up: leave the skipping to the scaler, and clear the gradients"),
+                told="a batch whose loss is not finite never gets to the scaler, which cannot lower the scale, and gradients "
+                "still add up: leave the skipping to the scaler, and clear the gradients"),
         Mistake("a scaler of its own", breaks="by the optimizer and the scaler that you are given",
                 edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
-                told="your function makes a scaler of its own, so the caller's scale never changes: use the one that you are given"),
-        Mistake("an optimizer of its own", edits={LOSSES: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOSSES}"},
-                told="your function makes an optimizer of its own, without the settings of the caller's: use the one that you are "
+                told="your function makes a scaler of its own, so the caller's scale never changes: use the one that you are "
                 "given"),
+        Mistake("an optimizer of its own", edits={LOSSES: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOSSES}"},
+                told="your function makes an optimizer of its own, without the settings of the caller's: use the one that you "
+                "are given"),
         Mistake("holds the scale up", edits={CLEAR: "pass", UPDATE: "scaler.update(max(scaler.get_scale(), 1024.0))"},
-                told="the scale is kept up, but the inf or NaN of a skipped step is still in `.grad`, and all later steps are skipped, "
-                "too: clear the gradients"),
+                told="the scale is kept up, but the inf or NaN of a skipped step is still in `.grad`, and all later steps are "
+                "skipped, too: clear the gradients"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="without a scaler nothing skips an update that has overflowed, and the weights become NaN"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},

@@ -17,19 +17,19 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losse
 poisoned_norm = Exercise(
     chapter="debugging", name="poisoned_norm", number=13, title="Fine in training, NaN in evaluation", difficulty=3, importance=4,
     minutes=8, lines=18,
-    task="Write `poisoned_norm(model, batches)`, a `train` without the fault: SGD with lr=0.1, fp16 autocast, a `GradScaler`, one "
-    "update per batch. A batch whose forward pass overflows must leave all parameters and **all** buffers of the model as they "
-    "were; every other batch trains them as usual. It returns the list of losses, one per batch, whatever the loss of a batch "
-    "that overflows. Name the fault in its first line, by `cause(…)`.",
+    task="Write `poisoned_norm(model, batches)`, a `train` without the fault: SGD with lr=0.1, fp16 autocast, a `GradScaler`, "
+    "one update per batch. A batch whose forward pass overflows must leave all parameters and **all** buffers of the model as "
+    "they were; every other batch trains them as usual. It returns the list of losses, one per batch, whatever it is for one that "
+    "overflows. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "The scaler skips the update of the weights. What else does a forward pass in training mode change in a model?",
-        "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before anybody can know "
-        "of the overflow. They are buffers.",
-        "Before each batch, `before = [b.clone() for b in model.buffers()]`; after `scaler.update()`, if the loss was not finite, "
-        "`b.copy_(old)` for each of them; the cause is 'batch-norm-in-eval'.",
+        "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before the scaler has "
+        "looked at any gradient. They are buffers.",
+        "Before each batch, `before = [b.clone() for b in model.buffers()]`; after `scaler.update()`, if the loss was not "
+        "finite, `b.copy_(old)` for each of them; the cause is 'batch-norm-in-eval'.",
     ),
-    why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that the running ones are NaN. A moving "
-    "average never forgets a NaN.",
+    why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that the running ones are NaN. A "
+    "moving average never forgets a NaN.",
     alternative="compare `scaler.get_scale()` before and after `scaler.update()`: if it fell, the step was skipped, so put the "
     "buffers back.",
 )  # fmt: skip
@@ -67,20 +67,20 @@ CASES: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train through overflows in all units or in one, in the first batch or later, and through none."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    causes: list[str] = []
     for case, in_all, in_one in CASES:
-        second = nn.BatchNorm1d(8, momentum=None)  # a plain average, which needs the number of batches
-        model = nn.Sequential(
-            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 8), second, nn.Tanh(), nn.Linear(8, 3)
-        )
+        hidden, last = nn.Linear(6, 12), nn.Linear(8, 3)
+        norms = nn.BatchNorm1d(12), nn.BatchNorm1d(8, momentum=None)  # None: a plain average over the batches counted
+        model = nn.Sequential(hidden, norms[0], nn.Tanh(), nn.Linear(12, 8), norms[1], nn.Tanh(), last)
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.data = (torch.rand(parameter.shape, generator=generator) - 0.5) * 0.8
-        model[6].weight.data *= 0.2  # so that no gradient overflows while the forward pass does not
-        model[0].weight.data[0, 0] = 4.0  # 4 × 30,000 is beyond fp16, and no other unit of the layer gets there
-        for layer in (model[1], second):  # as after some training: not what `reset_running_stats` brings back
-            layer.running_mean.uniform_(-1.0, 1.0, generator=generator)
-            layer.running_var.uniform_(0.5, 1.5, generator=generator)
-            layer.num_batches_tracked.fill_(3)
+        last.weight.data *= 0.2  # so that no gradient overflows while the forward pass does not
+        hidden.weight.data[0, 0] = 4.0  # 4 × 30,000 is beyond fp16, and no other unit of the layer gets there
+        for norm in norms:  # as after some training: not what `reset_running_stats` brings back
+            norm.get_buffer("running_mean").uniform_(-1.0, 1.0, generator=generator)
+            norm.get_buffer("running_var").uniform_(0.5, 1.5, generator=generator)
+            norm.get_buffer("num_batches_tracked").fill_(3)
         batches = []
         for number in range(5):
             inputs = torch.randn(8, 6, generator=generator)
@@ -90,26 +90,28 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 inputs[3, 0] = 30_000.0
             batches.append((inputs, torch.randint(0, 3, (8,), generator=generator)))
         overflow = in_all + in_one
-        before, version = flat(model.parameters()), second.running_mean._version
+        before, version = flat(model.parameters()), norms[1].get_buffer("running_mean")._version
         first: list[str] = []
-        hook = model[0].register_forward_hook(
+        hook = hidden.register_forward_hook(
             lambda module, args, output, first=first: first.append(str(output.dtype)[6:])
         )
         got, named = run_answer(answer, case, model, list(batches))
         hook.remove()
+        causes.append(named)
         losses = read_losses(got, case, len(batches))
-        buffers = {name: [layer.get_buffer(name).clone() for layer in (model[1], second)] for name in BUFFERS}
+        buffers = {name: [layer.get_buffer(name).clone() for layer in norms] for name in BUFFERS}
         change = flat(model.parameters()) - before
         yield Turn(case, {
             "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
             **{f"`{name}`": value for name, value in buffers.items()},
             "the change of the weights": change,
             "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-            CAUSE: named,
         }, clues={
             "the model": [*buffers.values(), change],
-            "something is put back": second.running_mean._version != version,  # batch norm's own updates do not count
+            # batch norm's own updates do not count as a version
+            "something is put back": norms[1].get_buffer("running_mean")._version != version,
         })  # fmt: skip
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # last, as it is told of a mended function
 
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -126,8 +128,8 @@ poisoned_norm.judge_by(
     said=describe_cause("In the patient, batch norm's `running_mean` is NaN from step 13 on, and no weight ever is."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="the scaler skips the update of the weights, but batch norm has taken the overflow into its running statistics "
-                "by then, in the forward pass. Save the buffers before each batch, and put them back if it overflows"),
+                told="the scaler skips the update of the weights, but the forward pass has already taken the overflow into batch "
+                "norm's running statistics. Save a copy of the buffers before each batch, and put it back after an overflow"),
         Mistake("saves no copies", edits={SAVE: "before = list(model.buffers())"},
                 told="what you save are the buffers themselves, which batch norm updates in place: save a `clone()` of each"),
         Mistake("saves once", breaks="every other batch trains them as usual", edits={FOR: f"{SAVE}\n{FOR}", SAVE: "pass"},
@@ -137,35 +139,35 @@ poisoned_norm.judge_by(
                 told="the buffers are put back after every batch, so the running statistics never move: do it only after an "
                 "overflow"),
         Mistake("puts back too early", edits={
-                    CLEAR: f"if not loss.isfinite():\n    {PAIRS}\n        {BACK}\n{CLEAR}", ASK: "if False:", PAIRS: "for _ in ():", BACK: "pass"},
-                told="batch norm's backward pass needs the buffers as its forward pass left them: put them back after `backward()`"),
+                    CLEAR: f"if not loss.isfinite():\n    {PAIRS}\n        {BACK}\n{CLEAR}",
+                    ASK: "if False:", PAIRS: "for _ in ():", BACK: "pass"},
+                told="batch norm's backward pass needs the buffers as its forward pass left them: put them back after "
+                "`backward()`"),
         Mistake("resets", edits={PAIRS: f"for layer in {NORMS}:", BACK: "layer.reset_running_stats()"},
                 told="`reset_running_stats()` gets rid of the NaN, and of all that the earlier batches had added: put back the "
                 "statistics from before the batch"),
         Mistake("writes numbers for NaN", edits={BACK: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
                 told="zeros take the place of the NaNs, and what the earlier batches had added is lost: put back the statistics "
                 "from before the batch"),
-        Mistake("puts back only what is not finite", breaks="as they were",
+        Mistake("puts back only what is not finite", breaks="they were",
                 edits={BACK: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
                 told="only what has become inf or NaN is put back. The batch has also changed the other statistics: put back all "
                 "of them"),
         Mistake("forgets the counter", breaks="**all** buffers",
                 edits={BACK: "if buffer.is_floating_point():\n    buffer.copy_(old)"},
-                told="`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` batch norm divides "
-                "by it: put back all buffers"),
+                told="`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` batch norm "
+                "divides by it: put back all buffers"),
         Mistake("in evaluation mode", edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()"},
                 told="in evaluation mode, batch norm's running statistics are safe because they are never updated, and the model "
                 "trains with those it began with: leave it in training mode"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained on. The card asks for "
-                "fp16"),
-        Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, where nothing overflows, and so the batch is trained on. The card asks for "
-                "fp16"),
+                told="the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained on. The card asks "
+                "for fp16"),
         Mistake("cuts the inputs off", edits={FORWARD: "loss = cross_entropy(model(inputs.clamp(-1e3, 1e3)), targets)"},
                 told="with its inputs cut off, the batch does not overflow any more and is trained on: let it overflow, then put "
                 "the buffers back"),
-        Mistake("no scaler", breaks="a `GradScaler`", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
+        Mistake("no scaler", breaks="a `GradScaler`",
+                edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="without a scaler nothing skips an update whose gradients are NaN, and the weights become NaN too"),
     ],
 )  # fmt: skip

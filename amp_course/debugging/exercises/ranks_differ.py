@@ -30,7 +30,7 @@ ranks_differ = Exercise(
         "`state = [scaler.state_dict()]`, `dist.broadcast_object_list(state)` on both ranks, `scaler.load_state_dict(state[0])`; "
         "the cause is 'ranks-with-different-scales'.",
     ),
-    why="Nothing is raised, and each rank's loss goes down. Print the scale and the sum of the weights on every rank, once.",
+    why="Nothing is raised. One line from each rank shows it: its loss scale, and the sum of its weights.",
     alternative="let every rank read the whole checkpoint, by `torch.load` from a shared disk or by a broadcast of all of it.",
 )  # fmt: skip
 
@@ -91,8 +91,7 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
             "the dtype that the first layer computes in": " and ".join(sorted(set(dtypes))),
             "the loss scale after each update": scales,
             "the change of the weights since the checkpoint": flat(net.parameters()) - flat(saved.parameters()),
-            CAUSE: " and ".join(named) or UNNAMED,
-        }, {"scales": " and ".join(first)}))  # fmt: skip
+        }, {"scales": " and ".join(first), "named": named}))  # fmt: skip
     return turns
 
 
@@ -115,12 +114,16 @@ def _read_scales(got: Any, case: str, count: int) -> list[float]:
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Resume with a scale other than a new scaler's, with one that is about to grow, and into an overflow."""
-    seed = draw.randrange(10_000)
+    seed, named = draw.randrange(10_000), list[str]()
     for cases in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
-        yield from turns_on_ranks(on_rank, answer, seed, cases)
+        for turn in turns_on_ranks(on_rank, answer, seed, cases):
+            named += turn.facts["named"]
+            yield turn
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
 
 
 def _averages_true_gradients(net: Any, batches: Any, checkpoint: Any) -> list[float]:
+    cause("ranks-with-different-scales")
     scaler = torch.amp.GradScaler("cpu")
     if dist.get_rank() == 0:
         net.load_state_dict(checkpoint["model"])
@@ -147,8 +150,7 @@ def _averages_true_gradients(net: Any, batches: Any, checkpoint: Any) -> list[fl
 LOAD_MODEL, LOAD = 'net.load_state_dict(checkpoint["model"])', 'scaler.load_state_dict(checkpoint["scaler"])'
 STATE, SEND = "state = [scaler.state_dict()]", "dist.broadcast_object_list(state)"
 RESTORE, WRAP = "scaler.load_state_dict(state[0])", "model = DistributedDataParallel(net)"
-REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.zero_grad()"
-STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
+REGION, UPDATE = 'with torch.autocast("cpu", dtype=torch.float16):', "scaler.update()"
 WHOLE = "send its whole `state_dict()` with `dist.broadcast_object_list`"
 
 ranks_differ.judge_by(
@@ -157,7 +159,7 @@ ranks_differ.judge_by(
     mistakes=[
         Mistake("unchanged", breaks="a `resume` without the fault", answer=patient,
                 told="only rank 0 loads the scaler's state: after the first update, the scales of the two ranks are {scales}. "
-                f"DDP averages gradients that were scaled by either: {WHOLE}"),
+                f"DDP averages gradients that were scaled by one and by the other: {WHOLE}"),
         Mistake("starts over", breaks="**both** go on from them", edits={LOAD: "pass"},
                 told="the ranks agree, but on a new scaler with a scale of 65,536. Let rank 0 load the state from the checkpoint "
                 "before it is sent"),
@@ -174,20 +176,20 @@ ranks_differ.judge_by(
         Mistake("sends the weights again and again", edits={
                     STATE: "pass", SEND: "pass", RESTORE: "pass",
                     UPDATE: f"{UPDATE}\nfor parameter in net.parameters():\n    dist.broadcast(parameter.data, src=0)"},
-                told="sending the weights after each step makes them equal, but they are still wrong: the scales of the ranks are "
-                f"{{scales}}, and the gradients of both are divided by rank 0's. The scaler's state has to travel, once: {WHOLE}"),
+                told="sending the weights after each step makes them equal, but still wrong: the scales of the ranks are "
+                f"{{scales}}, and both gradients are divided by rank 0's. The scaler's state has to travel, once: {WHOLE}"),
         Mistake("averages true gradients", answer=_averages_true_gradients,
                 told="the gradients are unscaled before they are averaged, which mends the average, but the scales are still "
-                "{scales}. And an inf on one rank gets into the average unnoticed by the other's scaler, which steps"),
+                "{scales}. And an inf from one rank gets into the weights of the other, whose scaler looked before the "
+                f"averaging. Keep DDP, and give rank 1 the scaler's state: {WHOLE}"),
         Mistake("only rank 0 sends", edits={SEND: f"if dist.get_rank() == 0:\n    {SEND}"},
                 told="only rank 0 calls the broadcast. The rank that receives has to call it too: take it out of the `if`"),
         Mistake("without DDP", breaks="DDP, SGD", edits={WRAP: "model = net"},
                 told="without DDP, rank 1 never gets the weights of the checkpoint, and each rank trains on its own gradients"),
         Mistake("new weights", edits={LOAD_MODEL: "pass"},
-                told="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` before it "
-                "is wrapped in DDP"),
+                told="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` before "
+                "it is wrapped in DDP"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now. The dtype was not the fault: what was wrong is what each rank divides by"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told="`zero_grad()` is gone, so gradients of all batches add up"),
+                told="the forward pass runs in fp32 now. The dtype was not the fault: the ranks divided by different scales"),
     ],
 )  # fmt: skip

@@ -26,11 +26,11 @@ uneven_ranks = Exercise(
     hints=(
         "When does a scaler double its scale? Who calls `update()` on a rank that has run out of batches?",
         "No rank knows how many batches the others have. Before each epoch, let them agree on a number.",
-        "`count = torch.tensor(len(batches))`, `dist.all_reduce(count, op=dist.ReduceOp.MIN)`, then only `batches[: count.item()]`; "
+        "`count = torch.tensor(len(batches))`, `dist.all_reduce(count, op=dist.ReduceOp.MIN)`, then `batches[: count.item()]`; "
         "the cause is 'ranks-with-different-counts'.",
     ),
-    why="`join` keeps DDP from waiting forever, but it knows nothing of a scaler. With the default interval of 2,000 it takes days "
-    "until the first rank grows alone.",
+    why="`join` keeps DDP from waiting forever, but it knows nothing about a scaler. With the default growth interval of 2,000, "
+    "the scales may part only after many epochs.",
     alternative="`DistributedSampler`, which gives every rank equally many samples; or an all-reduce with MIN before each batch "
     "of whether there is one, where the length is not known.",
 )  # fmt: skip
@@ -50,8 +50,8 @@ def right(model: Any, epochs: Any, optimizer: Any, scaler: Any) -> None:
             scaler.update()
 
 
-# The case in words; how many batches rank 0 and rank 1 have in each epoch; the growth interval; the rank and the batch of the first
-# epoch that overflow
+# The case in words; how many batches rank 0 and rank 1 have in each epoch; the growth interval; the rank and the batch of the
+# first epoch that overflow
 CASES: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]], int, tuple[int, int] | None], ...] = (
     ("in an epoch of 3 batches on rank 0 and 5 on rank 1", ((3,), (5,)), 4, None),
     ("in epochs of 4, 2 and 3 batches on rank 0 and 2, 5 and 3 on rank 1", ((4, 2, 3), (2, 5, 3)), 3, None),
@@ -81,24 +81,26 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
             epochs[0][overflow[1]][0].mul_(1e6)
         with named_causes() as named:
             call_on_rank(answer, case, model, epochs, optimizer, scaler)
-        ends: list[Any] = [None, None]
-        dist.all_gather_object(ends, f"{scaler.get_scale():g}")
+        scales: list[Any] = [None, None]
+        dist.all_gather_object(scales, f"{scaler.get_scale():g}")
         turns.append(Turn(case, {
             "the number of forward passes": len(dtypes),
             "the dtype that the first layer computes in": " and ".join(sorted(set(dtypes))),
             "the loss scale at the end": scaler.get_scale(),
             "the growth tracker at the end": scaler.state_dict()["_growth_tracker"],
             "the change of the weights": flat(net.parameters()) - before,
-            CAUSE: " and ".join(named) or UNNAMED,
-        }, {"scales": " and ".join(ends)}))  # fmt: skip
+        }, {"scales": " and ".join(scales), "named": named}))  # fmt: skip
     return turns
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train where either rank has more batches, for several epochs, through growth and an overflow."""
-    seed = draw.randrange(10_000)
+    seed, named = draw.randrange(10_000), list[str]()
     for cases in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
-        yield from turns_on_ranks(on_rank, answer, seed, cases)
+        for turn in turns_on_ranks(on_rank, answer, seed, cases):
+            named += turn.facts["named"]
+            yield turn
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
 
 
 def _joins(model: Any, epochs: Any, optimizer: Any, scaler: Any, at_end: Callable[[], None]) -> None:
@@ -124,8 +126,7 @@ def _never_grows(model: Any, epochs: Any, optimizer: Any, scaler: Any) -> None:
 
 COUNT, REDUCE = "count = torch.tensor(len(batches))", "dist.all_reduce(count, op=dist.ReduceOp.MIN)"
 EPOCH, LOOP = "for batches in epochs:", "for inputs, targets in batches[: count.item()]:"
-REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.zero_grad()"
-UPDATE = "scaler.update()"
+REGION = 'with torch.autocast("cpu", dtype=torch.float16):'
 AGREE = "before each epoch, agree on the smallest count, by `dist.all_reduce` with MIN"
 
 uneven_ranks.judge_by(
@@ -133,14 +134,14 @@ uneven_ranks.judge_by(
     said=describe_cause("In the patient, one rank calls `update()` 10 times per epoch and the other 8 times."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="`join` keeps rank 0 from being waited for, but only rank 1 calls `scaler.update()` all 5 times: at the end, "
-                f"the loss scales are {{scales}}. Instead of joining, {AGREE}"),
+                told="`join` lets rank 1 go on alone. Its scaler counts 5 updates, while that of rank 0 counts 3: at the end of "
+                f"the epoch, the loss scales are {{scales}}. Instead of joining, {AGREE}"),
         Mistake("sends the scaler's state", answer=_sends_the_scale,
                 told="the scaler's state is copied after each epoch, but within an epoch one rank still makes more updates than "
                 f"the other. The card asks for equally many: {AGREE}"),
         Mistake("never grows", answer=_never_grows,
-                told="a scale that never grows is the same on all ranks, but the scaler is of less use, and the ranks still make "
-                f"unequal numbers of updates: {AGREE}"),
+                told="with growth switched off, the scales stay equal, but a scale that has fallen never recovers, and one rank "
+                f"still makes more updates than the other: {AGREE}"),
         Mistake("its own count", edits={REDUCE: "pass"},
                 told="each rank trains on all of its own batches. The rank with more of them waits forever in DDP's next "
                 f"all-reduce: {AGREE}"),
@@ -148,7 +149,7 @@ uneven_ranks.judge_by(
                 told="MAX gives the largest count, and the rank with fewer batches cannot follow; the other waits forever. "
                 "Take MIN"),
         Mistake("the count of rank 0", breaks="which rank has more may change", edits={REDUCE: "dist.broadcast(count, src=0)"},
-                told="rank 0 decides on the count. Where it has more batches than rank 1, it waits forever for that one: reduce "
+                told="rank 0 decides on the count. In an epoch where it has more batches than rank 1, it waits forever: reduce "
                 "the counts of both with MIN"),
         Mistake("the count of the first epoch", breaks="In each epoch", edits={
                     EPOCH: f"count = torch.tensor(len(epochs[0]))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
@@ -162,6 +163,5 @@ uneven_ranks.judge_by(
                 told="the number of updates is right, but these are the last batches of the epoch: take the first ones"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now. The dtype was not the fault: the ranks made unequal numbers of updates"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told="`zero_grad()` is gone, so gradients of all batches add up"),
     ],
 )  # fmt: skip

@@ -141,7 +141,7 @@ class RangeWatch:
             return
         reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
         self.readings.append(reading)
-        if not reading.headroom > self.bell and (path, kind) not in self._rung:
+        if self.bell > -math.inf and not reading.headroom > self.bell and (path, kind) not in self._rung:
             self._rung.add((path, kind))
             self.bells.append(_bell(reading, self.dtype))
             self.say(self.bells[-1])

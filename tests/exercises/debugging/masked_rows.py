@@ -72,10 +72,14 @@ WRONG = {
     "no cause": (edited(torchs_own, {CAUSE: "pass"}), None),
     "an unknown cause": (edited(torchs_own, {CAUSE: 'cause("bad luck")'}), None),
     "zeros for NaN too late": (
-        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1)", OUT: f"{OUT}.nan_to_num(0.0)"}),
+        edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1)", OUT: "out = (weights @ v).nan_to_num(0.0)"}),
         None,
     ),
     "open rows stay": (edited(opens_empty_rows, {LAST: "return out"}), "attends to the padding"),
+    "by hand": (
+        edited(fills_twice, {WEIGHTS: "e = scores.exp()\nweights = e / e.sum(-1, keepdim=True)"}),
+        "unchanged",
+    ),
     "no gradient": (edited(opens_empty_rows, {LAST: LAST.replace("out.", "out.detach().")}), None),
     "not scaled": (edited(fills_twice, {OUT: "out = (8**0.5 * scores).softmax(-1).nan_to_num(0.0) @ v"}), None),
     "mends only batches of padding": (

@@ -80,6 +80,10 @@ WRONG = {
     "no cause": (edited(by_scale, {NAMED: "pass"}), None),
     "an unknown cause": (edited(by_scale, {NAMED: 'cause("bad luck")'}), None),
     "a state without a copy": (edited(goes_on_without, {STATE: "state = model.state_dict()"}), "saves no copies"),
+    "no cause, and only the means": (
+        edited(by_scale, {NAMED: "pass", SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
+        None,
+    ),
     "only the means": (
         edited(by_scale, {SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
         None,

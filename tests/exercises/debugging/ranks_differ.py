@@ -66,15 +66,16 @@ TRACKER = 'scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": int(
 RIGHT = {
     "gathers the checkpoint": all_of_it,
     "sends numbers": by_tensors,
+    "names the cause on rank 0": edited(by_tensors, {NAMED: f"if dist.get_rank() == 0:\n    {NAMED}"}),
     "broadcasts the checkpoint": edited(all_of_it, {
         GATHER: "everybody[0] = checkpoint\ndist.broadcast_object_list(everybody, src=0)"}),
 }  # fmt: skip
 WRONG = {
     "another cause": (edited(all_of_it, {NAMED: 'cause("clones-disagree")'}), None),
     "no cause": (edited(by_tensors, {NAMED: "pass"}), None),
-    "a cause on rank 0 alone": (edited(by_tensors, {NAMED: f"if dist.get_rank() == 0:\n    {NAMED}"}), None),
     "an unknown cause": (edited(by_tensors, {NAMED: 'cause("bad luck")'}), None),
     "without the growth tracker": (edited(by_tensors, {TRACKER: "pass"}), None),
+    "no cause, and no growth tracker": (edited(by_tensors, {TRACKER: "pass", NAMED: "pass"}), None),
     "a new scaler": (edited(all_of_it, {LOAD: "pass"}), "starts over"),
     "takes None for a checkpoint": (edited(all_of_it, {GATHER: "everybody[0] = checkpoint"}), None),
     "returns no scales": (edited(all_of_it, {"return torch.tensor(scales)": "pass"}), None),

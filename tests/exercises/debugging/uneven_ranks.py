@@ -70,12 +70,16 @@ WRONG = {
     "another cause": (edited(counts_of_all, {NAMED: 'cause("ranks-with-different-scales")'}), None),
     "no cause": (edited(asks_before_each, {NAMED: "pass"}), None),
     "an unknown cause": (edited(asks_before_each, {NAMED: 'cause("bad luck")'}), None),
+    "no cause, and the count of rank 0": (
+        edited(counts_of_all, {NAMED: "pass", CUT: CUT.replace("min(counts)", "counts[0]")}),
+        None,
+    ),
     "one batch less": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(counts) - 1")}), None),
     "all batches": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "None")}), None),
     "no update": (edited(counts_of_all, {UPDATE: "pass"}), None),
     "joins with all": (
         edited(joins_if_even, {"for x, y in batches[: -int(fewest)]:": "for x, y in batches:"}),
-        None,
+        "unchanged",
     ),
     "leaves where it has no more": (
         edited(asks_before_each, {"batch = next(batches, None)": "batch = next(batches, None)\nif not batch: break"}),

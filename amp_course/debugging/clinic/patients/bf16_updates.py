@@ -30,5 +30,5 @@ if __name__ == "__main__":
     for number, loss in enumerate(train(model, batches, lr=0.001), 1):
         if number % 30 == 0 or number == 1:
             print(f"step {number}: loss {loss:.4f}")
-    norm = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()]).norm()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), torch.inf)  # clips nothing
     print(f"norm of the last gradient {norm:.2f}")

@@ -1,4 +1,4 @@
-"""The loss of every batch is finite, and after one of the updates the model returns only NaN. After huggingface/transformers#31035."""
+"""The loss of a batch is finite, and after its update the model returns only NaN. After huggingface/transformers#31035."""
 
 import torch
 from torch import nn

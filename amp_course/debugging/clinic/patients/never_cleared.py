@@ -1,4 +1,4 @@
-"""All goes well for a while, then the loss scale halves in every step and the loss stands still. After PaddlePaddle/Paddle#67895."""
+"""After a good start the loss scale halves in every step, and the loss stands still. After PaddlePaddle/Paddle#67895."""
 
 import torch
 from torch import nn
@@ -25,6 +25,6 @@ if __name__ == "__main__":
     scaler = torch.amp.GradScaler("cpu", growth_interval=8)
     inputs = torch.randn(32, 16)
     batches = [(inputs, inputs[:, :4].argmax(dim=1))] * 8
-    for epoch in range(1, 15):
+    for epoch in range(1, 11):
         losses = train(model, batches, optimizer, scaler)
         print(f"epoch {epoch}: loss {losses[-1]:.4f}, loss scale {scaler.get_scale():g}")

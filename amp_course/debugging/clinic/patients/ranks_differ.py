@@ -30,6 +30,7 @@ def resume(net, batches, checkpoint):
 
 
 def run(rank, port):
+    """Be one of the two ranks."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
     net, checkpoint = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), None
@@ -43,7 +44,7 @@ def run(rank, port):
     everybody = [None, None]
     dist.all_gather_object(everybody, [(scales[step], round(sums[step], 4)) for step in range(0, 21, 5)])
     if rank == 0:
-        for number, ((scale0, sum0), (scale1, sum1)) in enumerate(zip(*everybody)):
+        for number, ((scale0, sum0), (scale1, sum1)) in enumerate(zip(*everybody, strict=True)):
             print(f"step {5 * number}: loss scales {scale0:g} and {scale1:g}, sums of the weights {sum0} and {sum1}")
     dist.destroy_process_group()
 

@@ -23,6 +23,7 @@ def train(model, epochs, optimizer, scaler):
 
 
 def run(rank, port):
+    """Be one of the two ranks."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))

@@ -17,15 +17,15 @@ class Denoiser(nn.Module):
 
 
 torch.manual_seed(0)
-lines = torch.rand(3, 96) * 4e-3
+lines = torch.rand(3, 96) * 1e-4  # in physical units
 model = Denoiser()
 nn.init.zeros_(model.up.bias)
-nn.init.normal_(model.up.weight, std=1e-3)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+nn.init.zeros_(model.up.weight)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-6, eps=1e-12)
 for step in range(60):
     clean = torch.rand(128, 3) @ lines
-    noisy = clean + 1e-4 * torch.randn(128, 96)
-    loss = nn.functional.mse_loss(model(noisy).float(), clean)
+    noisy = clean + 1e-5 * torch.randn(128, 96)
+    loss = nn.functional.mse_loss(model(noisy / 1e-4).float(), clean)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
