@@ -56,6 +56,7 @@ class DoctorsWatch(Watch):
         self.matmuls: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.counting = False
+        self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count the op, and watch it."""
@@ -69,7 +70,11 @@ class DoctorsWatch(Watch):
                 self.reads[f"line {place[1]} of {os.path.basename(place[0].co_filename)}"] += 1
         if len(self.births) >= _BIRTHS:
             return func(*args, **(kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except Exception as error:
+            self.raised.append(error)
+            raise
         if name in _MATMULS:
             dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
             self.matmuls[str(dtype)[6:]] += self.counting
@@ -105,6 +110,7 @@ class Examination:
         self.raised: list[BaseException] = []  # by backward passes and scalers, and perhaps caught by the script
         self.waited = 0.0  # seconds, for batches
         self.training_began = self.training_ended = 0.0
+        self.by_hand = 0  # calls of `torch.autograd.grad`
         self.wrapped = False  # in DistributedDataParallel
         self.rank = os.environ.get("RANK", "")
         self.joined: list[int] = []  # updates so far, at the end of each `with model.join()`
@@ -212,6 +218,14 @@ class Examination:
                 self.raised.append(error)
                 raise
 
+        gradient = torch.autograd.grad
+
+        @functools.wraps(gradient)
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            self.by_hand += 1
+            return gradient(*args, **kwargs)
+
+        self._set(torch.autograd, "grad", differentiated)
         self._set(torch.autocast, "__enter__", entered)
         self._set(torch.autograd, "backward", run)
         for name in ("unscale_", "step", "update"):
@@ -398,8 +412,8 @@ class Examination:
                 updates, training = [*self.script.recent[-1:], self.observer.update], self.observer.training
                 self.observer.update.error = error
             found += errors.name_error(error, updates, training, self.scalers, births)
-        elif self.raised and not any(one.stepped for one in summaries):
-            found.append(errors.swallowed(self.raised))
+        elif (raised := [*self.raised, *self.watch.raised]) and not any(one.stepped for one in summaries):
+            found.append(errors.swallowed(raised))
         values = Nonfinite(tuple(births), tuple(arrived), tuple(given), len(summaries), error, self.watch.compiled())
         losses = [loss for one in summaries for loss in one.losses]
         found += [*self.rules.findings(), *check_summaries(summaries)]
@@ -417,7 +431,7 @@ class Examination:
             "ended": why, "code": code if isinstance(code, int) else 1, "error": errors.described(error) if error else "",
             "updates": len(summaries), "passes": sum(one.passes for one in summaries) + self._loose_passes(),
             "steps": sum(len(one.stepped) for one in summaries), "skipped": sum(one.skipped for one in summaries),
-            "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
+            "by_hand": self.by_hand, "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
             "regions": sorted(self.regions), "matmuls": dict(self.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": self.digests[: len(summaries)],
             "rank": self.rank, "joined": self.joined, "wrapped": self.wrapped,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from amp_course.audit.faults import FAULTS as AUDITED
 from amp_course.audit.faults import Fault
 from amp_course.audit.findings import Evidence, Finding
@@ -131,29 +129,21 @@ def in_order(found: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(first.values(), key=lambda one: rank.get(one.name, len(rank))))
 
 
+# name → what follows from it, and is not told on its own
+_CONSEQUENCES = {
+    **dict.fromkeys(
+        ("never-cleared", "kept-after-skip", "overflow-not-skipped", "no-update-after-skip", "scaler-inside-step",
+         "ranks-with-different-scales", *_NONFINITE), {"scale-keeps-falling"},
+    ),
+    "nan-in-data": {"weights-not-finite", "scale-keeps-falling"},
+    "updates-vanish": {"weights-unchanged"},
+    "ranks-with-different-scales": {"ranks-drift", "scale-keeps-falling"},
+    "ranks-with-different-counts": {"ranks-drift", "ranks-with-different-scales"},
+    "never-cleared": {"kept-after-skip", "scale-keeps-falling", "diverges"},
+}  # fmt: skip
+
+
 def without_consequences(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Leave out what follows from another finding: a scale that falls because gradients are never cleared, say."""
-    names = {one.name for one in found}
-    gone: set[str] = set()
-    if names & {"never-cleared"}:
-        gone.add("kept-after-skip")
-    if names & {
-        "scaler-inside-step",
-        "no-update-after-skip",
-        "never-cleared",
-        "kept-after-skip",
-        "overflow-not-skipped",
-        *_NONFINITE,
-    }:
-        gone.add("scale-keeps-falling")
-    if names & {"never-cleared"}:
-        gone |= {"diverges"}
-    if names & {"nan-in-data"}:
-        gone.add("weights-not-finite")
-    if names & {"updates-vanish"}:
-        gone.add("weights-unchanged")
-    if names & {"ranks-with-different-counts"}:
-        gone |= {"ranks-with-different-scales", "ranks-drift"}
-    if names & {"ranks-with-different-scales"}:
-        gone.add("ranks-drift")
-    return tuple(replace(one) for one in found if one.name not in gone)
+    gone = set().union(*(_CONSEQUENCES.get(one.name, set()) for one in found))
+    return tuple(one for one in found if one.name not in gone)

@@ -66,7 +66,10 @@ def run(examination: Examination, program: Callable[[], Any]) -> None:
         raise
     except BaseException as error:
         examination.finish("error", 1, error)
-        raise
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith((__file__, "<frozen", runpy.__file__)):
+            frame = frame.tb_next  # the reader's traceback begins with the reader's code
+        raise error.with_traceback(frame) from error.__cause__
     examination.finish("end")
 
 

@@ -208,9 +208,16 @@ def _problem(results: Sequence[dict[str, Any]], code: int, lines: Sequence[str],
             "smaller dataset)."
         )
     if main["ended"] == "killed" and code < 0:
-        return f"A signal ended it ({signal.Signals(-code).name}) before it trained: was it out of memory?"
+        return (
+            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
+        )
     if main["ended"] == "exit" and code:
         return f"It ended on its own with exit code {code}, before it trained."
+    if main.get("by_hand") and not main["passes"]:
+        return (
+            f"It called `torch.autograd.grad` {main['by_hand']} times and made no step of an optimizer: what it does with the "
+            "gradients by hand cannot be judged. `first_nonfinite` and `watch_ranges` work for it, too."
+        )
     made = f"It made {listed(main['optimizers'])}, and" if main["optimizers"] else "It made no optimizer, and"
     if main["passes"]:
         return (

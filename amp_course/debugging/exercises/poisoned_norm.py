@@ -18,9 +18,9 @@ poisoned_norm = Exercise(
     chapter="debugging", name="poisoned_norm", number=13, title="Fine in training, NaN in evaluation", difficulty=3, importance=4,
     minutes=8, lines=18,
     task="Write `poisoned_norm(model, batches)`, a `train` without the fault: SGD with lr=0.1, fp16 autocast, a `GradScaler`, "
-    "one update per batch. A batch whose forward pass overflows must leave all parameters and **all** buffers of the model as "
-    "they were; every other batch trains them as usual. It returns the list of losses, one per batch, whatever it is for one that "
-    "overflows. Name the fault in its first line, by `cause(…)`.",
+    "one update per batch. A batch whose forward pass overflows must leave all parameters and **all** buffers of the model "
+    "as they were; every other batch trains them as usual. It returns the list of losses, one per batch, whatever it is for "
+    "one that overflows. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "The scaler skips the update of the weights. What else does a forward pass in training mode change in a model?",
         "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before the scaler has "
@@ -149,7 +149,7 @@ poisoned_norm.judge_by(
         Mistake("writes numbers for NaN", edits={BACK: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
                 told="zeros take the place of the NaNs, and what the earlier batches had added is lost: put back the statistics "
                 "from before the batch"),
-        Mistake("puts back only what is not finite", breaks="they were",
+        Mistake("puts back only what is not finite", breaks="as they were",
                 edits={BACK: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
                 told="only what has become inf or NaN is put back. The batch has also changed the other statistics: put back all "
                 "of them"),
