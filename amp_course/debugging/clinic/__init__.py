@@ -1,1 +1,1 @@
-"""The bug clinic: twelve short training scripts with one fault each, taken from real threads."""
+"""The bug clinic: thirteen short training scripts with one fault each, taken from real threads."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from amp_course.checking import Wrong, call_answer, read_number
 from amp_course.debugging.clinic.causes import named_causes
 
-CAUSE = "the cause that you name"  # the last facet of each turn
+CAUSE = "the cause that you name"  # the facet of the last turn, once all else is right
 UNNAMED = "nothing"
 
 

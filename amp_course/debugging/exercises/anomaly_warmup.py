@@ -50,6 +50,7 @@ def right(model: Any, batches: Any, scaler: Any) -> list[float]:
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train from a new scaler's scale, which overflows at first, and from a low one: without an overflow, and with a late one."""
+    causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for case, scale, overflow in (("with a new scaler", 2.0**16, 0), ("with a scale of 64", 2.0**6, 0),
                                   ("with an overflow in batch 9 of 10", 2.0**6, 9)):  # fmt: skip
@@ -75,6 +76,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         with warnings.catch_warnings():  # anomaly mode prints a traceback of the forward pass as a warning
             warnings.filterwarnings("ignore", "Anomaly Detection has been enabled|Error detected in")
             got, named = run_answer(answer, case, model, list(batches), scaler)
+            causes.append(named)
         hook.remove()
         losses = read_losses(got, case, len(batches))
         weights.append(flat(model.parameters()))
@@ -87,8 +89,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the change of the weights": change,
             "the loss scale at the end": scaler.get_scale(),
             "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number != overflow]),
-            CAUSE: named,
         }, clues={"change": change})  # fmt: skip
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 OPTIMIZER, LOOP = "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", "for inputs, targets in batches:"

@@ -50,6 +50,7 @@ def right(model: Any, batches: Any) -> list[float]:
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train on gradients below the limit, on some above it, and through an overflow."""
+    causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for case, size, overflow in (("with small gradients", 0.02, ()), ("with large gradients", 8.0, ()),
                                  ("with an overflow in the second batch", 1.0, (1,))):  # fmt: skip
@@ -65,14 +66,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         first: list[torch.dtype] = []
         hook = model[0].register_forward_hook(lambda module, args, output, first=first: first.append(output.dtype))
         got, named = run_answer(answer, case, model, list(batches))
+        causes.append(named)
         hook.remove()
         losses = read_losses(got, case, len(batches))
         yield Turn(case, {
             "the dtype that the first layer computes in": " and ".join(sorted({str(one)[6:] for one in first})),
             "the change of the weights": flat(model.parameters()) - before,
             "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-            CAUSE: named,
         })  # fmt: skip
+    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 OPTIMIZER, SCALER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.5)", 'scaler = torch.amp.GradScaler("cpu")'

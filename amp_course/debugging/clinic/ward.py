@@ -1,0 +1,83 @@
+"""A ward round: the doctor examines every patient's script, unchanged, and what it names is held against what is known."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_course.debugging.clinic import patients
+from amp_course.debugging.doctor import Diagnosis, examine_script
+from amp_course.kit.table import html_table, text_table
+
+# The patients in the order of the exercises → what the doctor calls the cause.
+KNOWN = {
+    "scaled_clip": "clipped-while-scaled",
+    "never_cleared": "never-cleared",
+    "uneven_ranks": "ranks-with-different-counts",
+    "t5_overflow": "beyond-fp16",
+    "masked_rows": "masked-row",
+    "ranks_differ": "ranks-with-different-scales",
+    "anomaly_warmup": "anomaly-mode-meets-scaler",
+    "late_anomaly": "infinite-derivative",
+    "zero_amax": "division-by-zero",
+    "scaler_syncs": "host-waits",
+    "bf16_updates": "updates-vanish",
+    "tf32_mixed": "tf32-settings-mixed",
+    "poisoned_norm": "spoilt-buffer",
+}
+
+
+def find_patient(name: str) -> Path:
+    """Return the path of a patient's script. Raises ValueError for a name that is not one of `KNOWN`."""
+    if name not in KNOWN:
+        raise ValueError(f"{name!r} is not a patient: choose one of {', '.join(KNOWN)}.")
+    return Path(patients.__file__).with_name(f"{name}.py")
+
+
+def complaint(name: str) -> str:
+    """Return what a patient's script says of itself: the symptom and the thread that it is taken from."""
+    return (ast.get_docstring(ast.parse(find_patient(name).read_text("utf-8"))) or "").split("\n")[0]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the doctor said of each patient, by name."""
+
+    diagnoses: dict[str, Diagnosis]
+
+    def verdict(self, name: str) -> str:
+        """Say how a diagnosis compares with what is known: "named", "as advice", "another" or "nothing"."""
+        one = self.diagnoses[name]
+        if KNOWN[name] in one.names:
+            return "named"
+        return "as advice" if KNOWN[name] in one.advised else "another" if one.findings else "nothing"
+
+    @property
+    def named(self) -> int:
+        """How many causes were named as faults."""
+        return sum(self.verdict(name) == "named" for name in self.diagnoses)
+
+    def rows(self) -> list[list[str]]:
+        """Return a table as text, its head first."""
+        rows = [["patient", "what ails it", "the doctor's findings", "verdict"]]
+        rows += [[name, KNOWN[name], ", ".join(one.names) or one.problem or "none", self.verdict(name)]
+                 for name, one in self.diagnoses.items()]  # fmt: skip
+        return rows
+
+    def __str__(self) -> str:
+        return f"{text_table(self.rows())}\n{self.named} of {len(self.diagnoses)} causes named as faults"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"{html_table(self.rows())}<p>{self.named} of {len(self.diagnoses)} causes named as faults.</p>"
+
+
+def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
+    """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own."""
+    paths = {name: find_patient(name) for name in names}
+    with ThreadPoolExecutor(at_once) as pool:
+        return Round(dict(zip(paths, pool.map(examine_script, paths.values()), strict=True)))
