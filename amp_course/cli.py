@@ -189,7 +189,9 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--json", action="store_true", help="print the page as JSON")
     doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
     doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    doctor.add_argument("--steps", type=_count, default=20, metavar="N", help="updates to look at (default: 20)")
+    doctor.add_argument(
+        "--steps", type=_count, default=100, metavar="N", help="updates to look at, at most (default: 100)"
+    )
     doctor.add_argument("--timeout", type=_count, default=120, metavar="S", help="seconds it may take (default: 120)")
     doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
     doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`")

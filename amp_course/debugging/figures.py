@@ -13,38 +13,19 @@ from matplotlib.patches import Patch
 from amp_course.autocast.records import short
 from amp_course.debugging.ranges import RangeWatch, Reading
 from amp_course.debugging.ranges.readings import Kind
+from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.style import FAINT, INK, new_figure, title
 
-# From cold to hot: what to call it, its colour, and the mark that is the second cue.
-WEATHER = (
-    ("more than half lost", "#0072B2", "o"),
-    ("more than a tenth lost", "#9ecae1", ""),
-    ("fine", "#f0f0f0", ""),
-    ("4 doublings left", "#FBE3A0", ""),
-    ("2 doublings left", "#E69F00", ""),
-    ("overflows, inf or NaN", "#B30000", "x"),
-)
 _MOST_NAMES = 40
 
 
-def weather_of(reading: Reading) -> int:
-    """Return the place in WEATHER of a reading: heat comes before cold.
-
-    Example: 5 for a largest value beyond the format, 0 if more than half of the values are lost
-    """
-    if not reading.headroom >= 0:
-        return 5
-    if reading.headroom <= 2:
-        return 4
-    if reading.headroom <= 4:
-        return 3
-    return 0 if reading.lost > 0.5 else 1 if reading.lost > 0.1 else 2
-
-
-def weather_figure(ranges: RangeWatch, *kinds: Kind) -> Figure:
+def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
     """Draw maps of a run: a row for each module, a column for each measured pass, from lost (blue) to overflowing (red).
 
-    kinds: one map each; by default activations and their gradients. Raises ValueError if none of them was measured.
+    kinds:  one map each; by default activations and their gradients
+    marked: a forward pass to mark with a line, if it was measured
+
+    Raises ValueError if none of the kinds was measured.
     """
     chosen: tuple[Kind, ...] = kinds or ("activation", "activation gradient")
     maps = {kind: ranges.of(kind) for kind in chosen}
@@ -52,13 +33,16 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind) -> Figure:
     if not maps:
         raise ValueError(f"no {' and no '.join(chosen)} was measured: train the model while it is watched.")
     rows = max(map(len, maps.values()))
-    told = "; ".join(f"{kind}: {_told(found)}" for kind, found in maps.items())
+    numbers = {reading.number for found in maps.values() for readings in found.values() for reading in readings}
+    at = f" Pass {marked:,} is marked." if marked in numbers else ""
+    many = f"Maps of {len(maps)} kinds" if len(maps) > 1 else "A map of one kind"
+    told = "; ".join(f"{kind}: {describe_weather(found)}" for kind, found in maps.items())
     figure, axes = new_figure(
         3.9 * len(maps) + 0.4, min(9.0, 1.5 + 0.2 * rows), columns=len(maps), squeeze=False,
-        alt=f"Maps of {len(maps)} kinds of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.",
+        alt=f"{many} of tensor by module and forward pass, for {short(ranges.dtype)}. {told}.{at}",
     )  # fmt: skip
     for axis, (kind, found) in zip(axes[0], maps.items(), strict=True):
-        _map(axis, found)
+        _map(axis, found, marked)
         title(axis, f"{kind}s", f"by module and forward pass, for {short(ranges.dtype)}")
     shown = [
         Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
@@ -72,7 +56,7 @@ def _legend(name: str, mark: str) -> str:
     return f"{name} ({'×' if mark == 'x' else '•'})" if mark else name
 
 
-def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
+def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None:
     numbers = sorted({reading.number for readings in found.values() for reading in readings})
     place = {number: column for column, number in enumerate(numbers)}
     grid = np.full((len(found), len(numbers)), np.nan)
@@ -90,6 +74,8 @@ def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
             y, x = np.nonzero(grid == weather)
             size = 9 if len(numbers) <= 60 else 3
             axis.scatter(x, y, marker="x" if mark == "x" else ".", s=size, color="white", linewidths=0.8)
+    if marked is not None and marked in place:
+        axis.axvline(place[marked], color=INK, linewidth=1.2)
     names = [name or "the model" for name in found]
     if len(names) <= _MOST_NAMES:
         axis.set_yticks(range(len(names)), names)
@@ -99,15 +85,9 @@ def _map(axis: Any, found: dict[str, list[Reading]]) -> None:
     axis.set_xlabel("forward pass", fontsize=8, color=INK)
 
 
-def _told(found: dict[str, list[Reading]]) -> str:
-    """Say what a map shows: when each kind of weather came up first, and where."""
-    parts = []
-    for weather in (5, 4, 0):
-        first = min(
-            (reading for readings in found.values() for reading in readings if weather_of(reading) == weather),
-            key=lambda reading: reading.number,
-            default=None,
-        )
-        if first is not None:
-            parts.append(f"{WEATHER[weather][0]} first in pass {first.number:,}, {first.module or 'the model'}")
-    return ", ".join(parts) or "nothing lost or near overflow"
+def no_weather_figure(reason: str) -> Figure:
+    """Draw what there is to see of a run in which nothing was measured: the reason, a sentence."""
+    figure, axis = new_figure(5, 1, alt=reason)
+    axis.set_axis_off()
+    axis.text(0, 0.5, reason, fontsize=10, color=INK, va="center")
+    return figure

@@ -46,6 +46,7 @@ _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_d
             "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")  # fmt: skip
 _OFTEN = 0.5  # of the updates, or of the time
 _HEADROOM = 1.0  # doublings
+_FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
 
 
 class DoctorsWatch(Watch):
@@ -84,7 +85,7 @@ class DoctorsWatch(Watch):
 class Examination:
     """One process's training, from `install` to `finish`.
 
-    steps:   updates to look at before the one that is given an inf
+    steps:   updates to look at, at most, before the one that is given an inf
     seconds: after which it ends wherever it is
     folder:  where the result goes, as `result-PID.json`
     """
@@ -117,6 +118,7 @@ class Examination:
         self.before: tuple[list[Any], dict[Any, None], dict[str, None]] | None = (
             None  # what the watch had seen before the inf
         )
+        self.looked_at = 0  # updates until then, if it has come to that
         self.child = False  # of a fork
         self.done = False
         self._stack = contextlib.ExitStack()
@@ -331,8 +333,9 @@ class Examination:
             self.stress.append(update)
             return None
         self.rules.look_at(self.script.recent, training, self.script.summaries[-1])
-        if number >= self.steps:
+        if number >= self.steps or (number >= _FEWEST and time.monotonic() - self.began > _PATIENCE):
             self.watch.look_at_weights()
+            self.looked_at = number
             self.before = list(self.watch.births), dict(self.watch.arrived), dict(self.watch.given)
             passes = [poisoned_pass(update, n, training) for n in range(len(training.optimizers))]
             asked = [p for p in passes if p is not None]
@@ -402,7 +405,7 @@ class Examination:
             if not self.stress:
                 self.watch.look_at_weights()
         births, arrived, given = self.before or (self.watch.births, self.watch.arrived, self.watch.given)
-        summaries = self.script.summaries[: self.steps] if self.stress else self.script.summaries
+        summaries = self.script.summaries[: self.looked_at or None]
         advice: list[Finding] = []
         observed: list[str] = []
         found = list(self.found)

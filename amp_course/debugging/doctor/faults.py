@@ -129,21 +129,25 @@ def in_order(found: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(first.values(), key=lambda one: rank.get(one.name, len(rank))))
 
 
+# What an update with an inf in its gradients can show.
+UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
 # name → what follows from it, and is not told on its own
 _CONSEQUENCES = {
-    **dict.fromkeys(
-        ("never-cleared", "kept-after-skip", "overflow-not-skipped", "no-update-after-skip", "scaler-inside-step",
-         "ranks-with-different-scales", *_NONFINITE), {"scale-keeps-falling"},
-    ),
     "nan-in-data": {"weights-not-finite", "scale-keeps-falling"},
     "updates-vanish": {"weights-unchanged"},
     "ranks-with-different-scales": {"ranks-drift", "scale-keeps-falling"},
     "ranks-with-different-counts": {"ranks-drift", "ranks-with-different-scales"},
     "never-cleared": {"kept-after-skip", "scale-keeps-falling", "diverges"},
 }  # fmt: skip
+# Each of these lets the scale fall.
+_OVERFLOWING = {
+    "never-cleared", "kept-after-skip", "overflow-not-skipped", "no-update-after-skip", "scaler-inside-step", *_NONFINITE,
+}  # fmt: skip
 
 
 def without_consequences(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Leave out what follows from another finding: a scale that falls because gradients are never cleared, say."""
     gone = set().union(*(_CONSEQUENCES.get(one.name, set()) for one in found))
+    if any(one.name in _OVERFLOWING for one in found):
+        gone.add("scale-keeps-falling")
     return tuple(one for one in found if one.name not in gone)

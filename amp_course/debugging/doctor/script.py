@@ -18,12 +18,13 @@ from typing import Any
 from amp_course.audit.findings import Finding
 from amp_course.debugging.doctor import inside
 from amp_course.debugging.doctor.diagnosis import Diagnosis, count, finding_of, listed
-from amp_course.debugging.doctor.faults import finding, in_order, without_consequences
+from amp_course.debugging.doctor.faults import UNDER_STRESS, finding, in_order, without_consequences
 from amp_course.debugging.doctor.files import put_back
 from amp_course.kit.errors import CourseError
 
-STEPS, SECONDS = 20, 120.0
+STEPS, SECONDS = 100, 120.0
 _GRACE = 15.0  # seconds that the processes get to write what they found
+_SPARE = 2  # updates at the end of a script: one that is given an inf, and one after it
 _LAST = 12  # lines of the script's output
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 
@@ -38,7 +39,8 @@ def examine_script(
 ) -> Diagnosis:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
-    steps:      updates that are looked at; after them, one is given an inf, and the run ends
+    steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
+                and the run ends. A script with fewer updates and a scaler is run again, for that alone
     seconds:    after which it ends wherever it is
     keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
 
@@ -60,11 +62,20 @@ def examine_script(
     folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
     changed: tuple[list[str], list[str]] = ([], [])
     try:
+        began = time.monotonic()
         code, lines, late = _run(path, args, steps, seconds, folder, keep_files)
         results = _results(folder)
+        short = [one["updates"] for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
+        left = seconds - (time.monotonic() - began)
+        if short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
+            again = folder / "again"
+            again.mkdir()
+            _run(path, args, min(short) - _SPARE, left, again, keep_files)
+            results = _with_stress(results, _results(again))
     finally:
         if not keep_files:
             changed = put_back(folder)
+            put_back(folder / "again")
         shutil.rmtree(folder, ignore_errors=True)
     return _diagnosis(subject, results, code, lines, late, seconds, changed)
 
@@ -115,6 +126,17 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     """Read what each process wrote; those that trained come first, in order of rank."""
     found = [json.loads(path.read_text("utf-8")) for path in folder.glob("result-*.json")]
     return sorted(found, key=lambda one: (not one.get("passes"), str(one.get("rank"))))
+
+
+def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to the results of a run what an inf did in another run of the same script."""
+    stressed = {one["rank"]: one for one in again if one.get("stressed")}
+    for one in results:
+        other = stressed.get(one.get("rank"))
+        if other and one["passes"]:
+            one["findings"] += [finding for finding in other["findings"] if finding["name"] in UNDER_STRESS]
+            one["stressed"] = True
+    return results
 
 
 def _diagnosis(
@@ -265,6 +287,6 @@ def _not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if one["updates"] < 2:
         yield "order of the calls", f"it takes two updates, and there was {count(one['updates'], 'update')}"
     if one["scalers"] and not one["stressed"]:
-        yield "what an overflow would do", "no update was left to put an inf into: ask for fewer `--steps`"
+        yield "what an overflow would do", "no update was left to put an inf into"
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"

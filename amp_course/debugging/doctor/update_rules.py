@@ -33,14 +33,15 @@ class PairRules:
     """Judges each update together with the one before, and counts how often each finding comes up."""
 
     def __init__(self) -> None:
-        self.updates = 0
+        self.updates = self.with_steps = 0
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
 
     def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
         """Judge the last of a script's updates, together with the one before."""
-        self.updates += 1
         last = updates[-1]
+        self.updates += 1
+        self.with_steps += bool(last.steps())
         found = [*check_passes(last, training)]
         if len(updates) > 1:
             accumulate = max(last.calls, 1) if len(training.optimizers) == 1 else 1
@@ -76,7 +77,8 @@ class PairRules:
     def findings(self) -> Iterator[Finding]:
         """Yield what came up in most updates; what comes up once may be meant, at the turn of a phase."""
         for name, one in self.first.items():
-            if 2 * self.counts[name] >= self.updates or name in _ONCE:
+            # The first update has none before it, and one that is skipped shows less than one that is not.
+            if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
                 yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
 
 

@@ -22,7 +22,6 @@ _DIVISIONS = (
 )
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
 _GROWN = 100.0  # times the first loss, and training diverges
-_OFTEN = 0.25  # of the updates
 
 
 def check_values(
@@ -41,11 +40,11 @@ def check_values(
     if given:
         faults.append(finding("weights-not-finite", f"{', '.join(given[:3])} held inf or NaN before the first step"))
     passing = [one for one in found.births if one.harmful and not _lasts(one)]
-    if skipped and skipped < _OFTEN * max(updates, 1) and passing and not any(map(_lasts, found.births)):
-        steps = len({one.step for one in passing})
+    steps = len({one.step for one in passing})
+    if skipped and steps == 1 and not any(map(_lasts, found.births)):
         told = (
-            f"In {steps} of {updates} updates an op made inf or NaN, and the scaler skipped them: {passing[0]}. If that goes on, "
-            "those batches are never learnt from."
+            f"In 1 of {updates} updates an op made inf or NaN, and the scaler skipped it: {passing[0]}. If that goes on, such "
+            "batches are never learnt from."
         )
         return faults, [told]
     first = _first(found)
@@ -72,7 +71,7 @@ def _lasts(birth: Birth) -> bool:
 
 def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Finding:
     """Make the finding of the op that made the first inf or NaN."""
-    name, cause = _kind(birth, losses)
+    name, cause = _untaken(birth, found) or _kind(birth, losses)
     where = f" in `{birth.module}`" if birth.module else ""
     place = birth.line or birth.forward
     evidence: dict[str, float | int | str] = {"step": birth.step, "op": f"{birth.op}{where}, {birth.phase}"}
@@ -85,6 +84,18 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
         evidence["it reached"] = ", ".join(dict.fromkeys(f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
                                                          for kind, name in reached[:3]))  # fmt: skip
     return finding(name, cause, **evidence)
+
+
+def _untaken(birth: Birth, found: Nonfinite) -> tuple[str, str] | None:
+    """Recognise an inf of the forward pass that no value going forward shows, and that becomes NaN on the way back."""
+    harm = [one for one in found.births if birth in one.roots() and one.harmful]
+    shown = any(kind in ("loss", "output") for kind, _ in birth.reached)
+    if birth.phase != "forward" or shown or not harm or any(one.phase != "backward" for one in harm):
+        return None
+    return "infinite-derivative", (
+        f"{birth.op} gives inf in a branch that is not taken: the values going forward are finite, but its derivative times 0 is "
+        "NaN"
+    )
 
 
 def _kind(birth: Birth, losses: Sequence[float]) -> tuple[str, str]:

@@ -1,0 +1,49 @@
+"""How hot or cold a reading is: six kinds of weather, each with a colour and a second cue. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from amp_course.debugging.ranges.readings import Reading
+
+# From cold to hot: what to call it, its colour, and the mark that is the second cue.
+WEATHER = (
+    ("more than half lost", "#0072B2", "o"),
+    ("more than a tenth lost", "#9ecae1", ""),
+    ("fine", "#f0f0f0", ""),
+    ("4 doublings left", "#FBE3A0", ""),
+    ("2 doublings left", "#E69F00", ""),
+    ("overflows, inf or NaN", "#B30000", "x"),
+)
+
+
+def weather_of(reading: Reading) -> int:
+    """Return the place in WEATHER of a reading: heat comes before cold.
+
+    Example: 5 for a largest value beyond the format, 0 if more than half of the values are lost
+    """
+    if not reading.headroom >= 0:
+        return 5
+    if reading.headroom <= 2:
+        return 4
+    if reading.headroom <= 4:
+        return 3
+    return 0 if reading.lost > 0.5 else 1 if reading.lost > 0.1 else 2
+
+
+def describe_weather(found: Mapping[str, Sequence[Reading]], unit: str = "pass") -> str:
+    """Say in a phrase when heat, overflow and loss came up first, and where.
+
+    found: readings by module, as `RangeWatch.of` returns them
+    unit:  what a reading's number counts: "pass" or "step"
+    """
+    parts = []
+    for weather in (5, 4, 0):
+        first = min(
+            (reading for readings in found.values() for reading in readings if weather_of(reading) == weather),
+            key=lambda reading: reading.number,
+            default=None,
+        )
+        if first is not None:
+            parts.append(f"{WEATHER[weather][0]} first in {unit} {first.number:,}, {first.module or 'the model'}")
+    return ", ".join(parts) or "nothing lost or near overflow"
