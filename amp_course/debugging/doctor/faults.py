@@ -103,12 +103,13 @@ ADVICE = {
     ),
     "no-amp": Fault("autocast", "nothing runs in 16 bits", "That is no fault; chapter 06 shows the loop that changes it", "06.2"),
 }  # fmt: skip
-# The auditor's are between those that spoil every value and those of the run: a sound order of calls matters more than speed.
+_SYMPTOM = "scale-keeps-falling"  # comes last: any of the others may be its cause
 FAULTS: dict[str, Fault] = {
     **_NONFINITE,
     **_TRAINING,
     **{name: one for name, one in AUDITED.items() if name not in _NONFINITE},
 }
+FAULTS[_SYMPTOM] = FAULTS.pop(_SYMPTOM)
 
 
 def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:

@@ -85,7 +85,8 @@ class Watch(TorchDispatchMode):
         self._places: dict[
             int, tuple[str, str, tuple[CodeType, int] | None]
         ] = {}  # sequence number → module, kind, line
-        self._births_of: dict[int, tuple[StorageWeakRef, tuple[Birth, ...]]] = {}  # of storages that hold inf or NaN
+        # of storages that hold inf or NaN: where that was born, and the names of what held it before
+        self._births_of: dict[int, tuple[StorageWeakRef, tuple[Birth, ...], tuple[str, ...]]] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._roots: WeakSet[nn.Module] = WeakSet()
         self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
@@ -313,7 +314,7 @@ class Watch(TorchDispatchMode):
             result = tuple(births.values())
         for tensor, value in zip(gave, made, strict=True):
             if value.holds:
-                self._mark(tensor, result)
+                self._mark(tensor, result, () if new else tuple(dict.fromkeys(given)))
                 if id(tensor) in self._names and id(tensor) in skip:
                     for one in result:
                         one.reached[self._names[id(tensor)]] = None
@@ -352,10 +353,10 @@ class Watch(TorchDispatchMode):
 
     # ---- who holds what ----
 
-    def _mark(self, tensor: Tensor, births: tuple[Birth, ...]) -> None:
+    def _mark(self, tensor: Tensor, births: tuple[Birth, ...], given: tuple[str, ...] = ()) -> None:
         storage = _storage(tensor)
-        if storage is not None and births:
-            self._births_of[storage.cdata] = (storage, births)
+        if storage is not None and (births or given):
+            self._births_of[storage.cdata] = (storage, births, given)
 
     def _forget(self, tensor: Tensor) -> None:
         storage = _storage(tensor) if self._births_of else None
@@ -367,7 +368,7 @@ class Watch(TorchDispatchMode):
         storage = _storage(tensor)
         found = self._births_of.get(storage.cdata) if storage is not None else None
         if found is not None and not found[0].expired():
-            return found[1], ()
+            return found[1:]
         if id(tensor) in self._names:
             kind, name = self._names[id(tensor)]
             return (), (f"the {kind} {name}",)
