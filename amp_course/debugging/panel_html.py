@@ -22,7 +22,7 @@ Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of
 # For each WEATHER, the hatch that is the second cue. White lines show on dark colours only; the pale ones go without.
 HATCHES = ("..", "", "", "", "//", "xx")
 SKIPPED = ("#777777", "\\\\")  # a skipped step, and a loss that is not finite
-_INSIDE = "var(--jp-layout-color2, #eee)"  # the range of the format, and steps yet to come
+_INSIDE = "var(--jp-layout-color2, #eee)"  # the range of the format
 _WIDTH, _LEFT, _BARS_END, _MAP_END = 760, 160, 545, 740
 _BAR, _ROW = 18, 13
 _LOSS_TOP, _LOSS_FLOOR = 24, 68
@@ -168,7 +168,7 @@ def _history(run: DyingRun, kind: Kind, found: Found, step: int) -> str:
     floor = top + _ROW * len(found)
     past = {module: [one for one in readings if one.number <= step] for module, readings in found.items()}
     parts = [text(8, 14, "so far", bold=True), *_losses(run.losses[:step], last), *_skips(run, step, last)]
-    parts.append(box(_LEFT, top, _MAP_END - _LEFT, floor - top, _INSIDE))
+    parts += [line(_LEFT, y, _MAP_END, y, stroke=GRID, width=0.5) for y in (_LOSS_TOP, _LOSS_FLOOR, top, floor)]
     for row, (module, readings) in enumerate(past.items()):
         parts.append(_label(top + row * _ROW + 10, module, 11))
         parts += _strip(top + row * _ROW, module, readings, run.ranges.every, last)
@@ -216,7 +216,6 @@ def _losses(losses: Sequence[float], last: int) -> list[str]:
 def _skips(run: DyingRun, step: int, last: int) -> list[str]:
     y, width = _LOSS_FLOOR + 6, _across(1, last) - _LEFT
     parts = [text(_LEFT - 8, y + 10, "skipped steps", anchor="end", size=11)]
-    parts.append(box(_LEFT, y, _MAP_END - _LEFT, _ROW - 1, _INSIDE))
     for number in run.skipped:
         if number <= step:
             tip, (colour, hatch) = f"step {number}: skipped", SKIPPED
@@ -230,7 +229,9 @@ def _strip(y: float, module: str, readings: Sequence[Reading], every: int, last:
     for reading in readings:
         weather[reading.number] = max(weather_of(reading), weather.get(reading.number, 0))
     parts = []
-    for (kind, _), group in itertools.groupby(enumerate(weather.items()), lambda one: (one[1][1], one[1][0] - every * one[0])):
+    for (kind, _), group in itertools.groupby(
+        enumerate(weather.items()), lambda one: (one[1][1], one[1][0] - every * one[0])
+    ):
         steps = [number for _, (number, _) in group]
         end = min(steps[-1] + every - 1, last)
         when = f"step {steps[0]}" if end == steps[0] else f"steps {steps[0]}–{end}"
