@@ -1,8 +1,9 @@
-"""A training that dies in fp16, recorded while it does: what it has to predict lies beyond the end of the format.
+"""A training run that dies in fp16, recorded while it does: its targets lie beyond the end of the format.
 
-It predicts how much ink a digit takes: the sum of the grey levels of its 32 × 32 scan, around 80,000, while fp16 ends at
-65,504. The loss falls as it should. The outputs grow towards the targets, and so do the activations before them, the last
-block's first. Once an output overflows, the scaler skips the step; and as every step has the same pictures, every later one.
+The model predicts how much ink a digit takes: the sum of the grey levels of its 32 × 32 scan, around 80,000, while fp16 ends
+at 65,504. The loss falls as it should, and the outputs grow towards the targets. So do the activations before them, the last
+block's first. Once an output overflows, the loss is inf and the scaler skips the step, and then every later one: all steps see
+the same pictures, so nothing changes any more.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class DyingRun:
 def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0) -> DyingRun:
     """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if it lives.
 
-    rate:  AdamW's learning rate; with 0.004 the run lives for some 45 steps, with half of that for longer
+    rate:  AdamW's learning rate; at 0.004 the run lives for about 45 steps, at 0.002 for longer than 60
     every: steps from one that is measured to the next
     seed:  for the weights
     """

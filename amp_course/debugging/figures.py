@@ -48,7 +48,7 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
         Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=_legend(name, mark))
         for name, colour, mark in WEATHER
     ]
-    figure.legend(handles=shown, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles=shown, loc="outside lower center", ncols=3 if len(maps) > 1 else 2, fontsize=8, frameon=False)
     return figure
 
 

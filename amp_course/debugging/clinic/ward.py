@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Round:
 
 
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
-    """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own."""
+    """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
     paths = {name: find_patient(name) for name in names}
+    examine = functools.partial(examine_script, threads=1, again=False)
     with ThreadPoolExecutor(at_once) as pool:
-        return Round(dict(zip(paths, pool.map(examine_script, paths.values()), strict=True)))
+        return Round(dict(zip(paths, pool.map(examine, paths.values()), strict=True)))

@@ -37,7 +37,7 @@ from amp_course.debugging.doctor.lost_updates import Twin
 from amp_course.debugging.doctor.update_rules import PairRules, check_stress, check_summaries
 from amp_course.debugging.doctor.updates import Script, ScriptObserver
 from amp_course.debugging.doctor.values import check_values
-from amp_course.debugging.nonfinite import Nonfinite, Watch
+from amp_course.debugging.nonfinite import Line, Nonfinite, Watch
 from amp_course.debugging.nonfinite.watch import _line
 from amp_course.debugging.ranges import RangeWatch, watch_ranges
 
@@ -66,9 +66,9 @@ class DoctorsWatch(Watch):
         name = func._schema.name.split("::")[-1]
         reads = name in ("_local_scalar_dense", "is_nonzero", "item") and torch.is_grad_enabled() and not self._stepping
         if self.counting and reads:
-            place = _line(sys._getframe(1))
-            if place is not None:
-                self.reads[f"line {place[1]} of {os.path.basename(place[0].co_filename)}"] += 1
+            line = Line.of(_line(sys._getframe(1)))
+            if line is not None:
+                self.reads[line.place] += 1
         if len(self.births) >= _BIRTHS:
             return func(*args, **(kwargs or {}))
         try:

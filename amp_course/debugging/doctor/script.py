@@ -24,7 +24,9 @@ from amp_course.kit.errors import CourseError
 
 STEPS, SECONDS = 100, 120.0
 _GRACE = 15.0  # seconds that the processes get to write what they found
-_SPARE = 2  # updates at the end of a script: one that is given an inf, and one after it
+_SPARE = (
+    3  # updates at the end of a script: one that is given an inf, one after it, and one that shows that this is over
+)
 _LAST = 12  # lines of the script's output
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 
@@ -36,12 +38,16 @@ def examine_script(
     steps: int = STEPS,
     seconds: float = SECONDS,
     keep_files: bool = False,
+    threads: int | None = None,
+    again: bool = True,
 ) -> Diagnosis:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
     steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
-                and the run ends. A script with fewer updates and a scaler is run again, for that alone
+                and the run ends
     seconds:    after which it ends wherever it is
+    threads:    for the script's ops; None leaves that to torch
+    again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
     keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
 
     It runs in a process of its own, without a terminal; what it prints is kept apart. Raises CourseError for a file that is
@@ -63,15 +69,16 @@ def examine_script(
     changed: tuple[list[str], list[str]] = ([], [])
     try:
         began = time.monotonic()
-        code, lines, late = _run(path, args, steps, seconds, folder, keep_files)
+        environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        code, lines, late = _run(path, args, steps, seconds, folder, keep_files, environment)
         results = _results(folder)
         short = [one["updates"] for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
         left = seconds - (time.monotonic() - began)
-        if short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
-            again = folder / "again"
-            again.mkdir()
-            _run(path, args, min(short) - _SPARE, left, again, keep_files)
-            results = _with_stress(results, _results(again))
+        if again and short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
+            repeated = folder / "again"
+            repeated.mkdir()
+            _run(path, args, min(short) - _SPARE, left, repeated, keep_files, environment)
+            results = _with_stress(results, _results(repeated))
     finally:
         if not keep_files:
             changed = put_back(folder)
@@ -81,19 +88,25 @@ def examine_script(
 
 
 def _run(
-    path: Path, args: Sequence[str], steps: int, seconds: float, folder: Path, keep_files: bool
+    path: Path,
+    args: Sequence[str],
+    steps: int,
+    seconds: float,
+    folder: Path,
+    keep_files: bool,
+    environment: dict[str, str],
 ) -> tuple[int, list[str], bool]:
     """Run the script; return its exit code, the last lines that it printed, and whether it had to be killed."""
     keep = "" if keep_files else os.pathsep.join([str(path.resolve().parent), os.getcwd()])
     command = [sys.executable, inside.__file__, str(folder), str(steps), str(seconds), keep, str(path), *args]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
+    plain = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=os.environ | plain | environment,
             start_new_session=True,
         )
         late = False

@@ -60,7 +60,7 @@ class PairRules:
                 found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
-        if in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
+        if summary.uses and in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
             found.append(finding("fp16-without-scaler"))
         for one in {one.name: one for one in found if one.name not in _NOT_OF_SCRIPTS}.values():
             self.counts[one.name] += 1

@@ -32,11 +32,15 @@ class Line:
         """The line's text, "" if the file cannot be read any more."""
         return linecache.getline(self.file, self.number).strip()
 
+    @property
+    def place(self) -> str:
+        """Where it is. Example: → "line 12 of train.py" """
+        cell = "this notebook" if "ipykernel" in self.file or self.file.startswith("<ipython") else ""
+        return f"line {self.number} of {cell or os.path.basename(self.file)}"
+
     def __str__(self) -> str:
         """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """
-        cell = "this notebook" if "ipykernel" in self.file or self.file.startswith("<ipython") else ""
-        text = f"line {self.number} of {cell or os.path.basename(self.file)}"
-        return f"{text}, `{self.source}`" if self.source else text
+        return f"{self.place}, `{self.source}`" if self.source else self.place
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""`RangeWeather` without a browser: the slider and the menu choose, the buttons jump, and nothing is thrown."""
+
+from __future__ import annotations
+
+import base64
+import math
+
+import pytest
+
+from amp_course.debugging import panel as module
+from amp_course.debugging.panel import RangeWeather
+from amp_course.debugging.panel_html import weather_view
+from amp_course.debugging.ranges.readings import KINDS
+from tests.debugging.runs import dying, living, made_run, reading
+
+
+@pytest.fixture
+def panel() -> RangeWeather:
+    return RangeWeather(dying())
+
+
+def test_it_opens_on_the_first_step_of_the_activations(panel: RangeWeather) -> None:
+    assert (panel.step.min, panel.step.value, panel.step.max) == (1, 1, 6)
+    assert panel.kind.value == "activation" and panel.kind.options == KINDS
+    assert panel.view.value == weather_view(panel.run, "activation", 1)
+    assert "<b>Step 1 of 6:</b>" in panel.view.value
+
+
+def test_the_slider_and_the_menu_redraw(panel: RangeWeather) -> None:
+    panel.step.value = 4
+    assert panel.view.value == weather_view(panel.run, "activation", 4)
+    panel.kind.value = "weight gradient"
+    assert panel.view.value == weather_view(panel.run, "weight gradient", 4)
+    assert "head.weight" in panel.view.value and "block1" not in panel.view.value
+
+
+def test_the_first_heat_is_the_first_with_two_doublings_left(panel: RangeWeather) -> None:
+    panel.first_heat.click()
+    assert panel.step.value == 3  # block2's 32,768; 4,096 in step 2 has four doublings left
+    assert "Step 3: block2 is the first whose activation comes within 2 doublings" in panel.message.value
+    panel.step.value = 4
+    assert panel.message.value == ""
+
+
+def test_the_first_inf_or_nan_is_not_the_first_overflow(panel: RangeWeather) -> None:
+    panel.first_nonfinite.click()
+    assert panel.step.value == 6  # the head's 70,000 in step 5 is finite
+    assert "Step 6: block2 is the first whose activation holds an inf or a NaN." in panel.message.value
+
+
+def test_the_buttons_go_by_the_chosen_kind(panel: RangeWeather) -> None:
+    panel.kind.value = "weight gradient"
+    for button in (panel.first_heat, panel.first_nonfinite):
+        panel.step.value = 1
+        button.click()
+        assert panel.step.value == 5 and "head.weight" in panel.message.value
+
+
+@pytest.mark.parametrize("largest", [16_376.0, 65_504.0, 1e6, math.inf, math.nan])
+def test_what_counts_as_heat(largest: float) -> None:
+    panel = RangeWeather(made_run([reading(1, "a", 16_375.0), reading(2, "a", largest)], [1.0, 1.0]))
+    panel.first_heat.click()
+    assert panel.step.value == 2  # 65,504 / 4 = 16,376
+
+
+def test_a_run_that_never_dies_is_said_to(panel: RangeWeather) -> None:
+    panel = RangeWeather(living())
+    panel.step.value = 2
+    panel.first_heat.click()
+    assert "No activation of this run comes within 2 doublings of the end" in panel.message.value
+    panel.first_nonfinite.click()
+    assert "No activation of this run holds an inf or a NaN." in panel.message.value
+    assert panel.step.value == 2 and "The run died" not in panel.view.value
+
+
+@pytest.mark.parametrize("kind", ["activation gradient", "weight"])
+def test_a_kind_that_was_not_measured(panel: RangeWeather, kind: str) -> None:
+    panel.kind.value = kind
+    assert f"No {kind} was measured in this step." in panel.view.value and "<svg" not in panel.view.value
+    panel.first_heat.click()
+    assert f"No {kind} of this run" in panel.message.value
+    assert panel.still().alt == f"No {kind} was measured in this run."  # type: ignore[attr-defined]
+
+
+def test_the_slider_goes_from_one_measured_step_to_the_next() -> None:
+    panel = RangeWeather(made_run([reading(n, "a", 2.0) for n in (1, 4, 7)], [1.0] * 9, every=3))
+    assert panel.step.step == 3
+    panel.step.value = 4
+    assert "Hottest activation" in panel.view.value
+    panel.step.value = 5
+    assert "No activation was measured in this step." in panel.view.value
+
+
+def test_a_run_without_steps_and_one_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = RangeWeather(made_run([], []))
+    assert "This run has no steps." in empty.message.value and empty.step.disabled
+
+    def fails() -> None:
+        raise OSError("no <b>digits</b>")
+
+    monkeypatch.setattr(module, "record_dying_run", fails)
+    broken = RangeWeather()
+    assert "The run was not recorded: no &lt;b&gt;digits&lt;/b&gt;" in broken.message.value
+    for panel in (empty, broken):
+        panel.first_heat.click()
+        panel.kind.value = "weight"
+        panel.step.value = 3
+        assert panel.still().alt == "No weight was measured in this run."  # type: ignore[attr-defined]
+
+
+def test_without_a_run_it_records_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = living()
+    monkeypatch.setattr(module, "record_dying_run", lambda: run)
+    assert RangeWeather().run is run
+
+
+def test_a_page_without_a_kernel_gets_a_picture(panel: RangeWeather) -> None:
+    panel.step.value = 4
+    bundle, metadata = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == repr(panel) == "RangeWeather()"
+    alt = metadata["image/png"]["alt"]
+    assert "overflows, inf or NaN first in pass 5, head" in alt and "2 doublings left first in pass 3, block2" in alt
+    assert alt.endswith("Pass 4 is marked.")
+
+
+def test_the_still_picture_has_its_legend_within_the_page(panel: RangeWeather) -> None:
+    figure = panel.still()
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
+def test_controls_have_names_and_explanations(panel: RangeWeather) -> None:
+    controls = (panel.step, panel.kind, panel.first_heat, panel.first_nonfinite)
+    assert len({control.description for control in controls}) == len(controls)
+    assert all(control.description and control.tooltip for control in controls)
