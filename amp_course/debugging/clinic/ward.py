@@ -51,10 +51,10 @@ class Round:
 
     def verdict(self, name: str) -> str:
         """Say how a diagnosis compares with what is known: "named", "as advice", "another" or "nothing"."""
-        one = self.diagnoses[name]
-        if KNOWN[name] in one.names:
+        one, known = self.diagnoses[name], KNOWN.get(name)
+        if known in one.names:
             return "named"
-        return "as advice" if KNOWN[name] in one.advised else "another" if one.findings else "nothing"
+        return "as advice" if known in one.advised else "another" if one.findings else "nothing"
 
     @property
     def named(self) -> int:
@@ -64,7 +64,7 @@ class Round:
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
         rows = [["patient", "what ails it", "the doctor's findings", "verdict"]]
-        rows += [[name, KNOWN[name], ", ".join(one.names) or one.problem or "none", self.verdict(name)]
+        rows += [[name, KNOWN.get(name, "not known"), ", ".join(one.names) or one.problem or "none", self.verdict(name)]
                  for name, one in self.diagnoses.items()]  # fmt: skip
         return rows
 

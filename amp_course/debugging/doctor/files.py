@@ -1,6 +1,6 @@
 """Keep a script's hands off the reader's files: what it overwrites, removes or creates while it is examined is put back.
 
-Python tells of each file that is opened for writing, renamed or removed; `torch.save` is watched too. Before the first change of
+Python reports each file that is opened for writing, renamed or removed; `torch.save` is watched too. Before the first change of
 a file, it is copied. What a program writes by other means, or outside of the folders that are watched, is not noticed.
 """
 
