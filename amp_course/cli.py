@@ -185,7 +185,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor = commands.add_parser(
         "doctor", help="say what is wrong with how a script of yours trains", description=DOCTOR, allow_abbrev=False
     )
-    doctor.usage = "amp-course doctor [--json] [--html FILE] [--steps N] [--timeout S] [--keep-files] SCRIPT [ARGS ...]"
+    doctor.usage = "amp-course doctor [--json] [--html FILE] [--steps N] [--timeout S] [--ranks N] SCRIPT [ARGS ...]"
     doctor.add_argument("--json", action="store_true", help="print the page as JSON")
     doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
     doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -193,6 +193,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--steps", type=_count, default=100, metavar="N", help="updates to look at, at most (default: 100)"
     )
     doctor.add_argument("--timeout", type=_count, default=120, metavar="S", help="seconds it may take (default: 120)")
+    doctor.add_argument("--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes")
     doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
     doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`")
     doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
@@ -275,7 +276,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     return examine(
         args.script, args.args, as_json=args.json, html=args.html, force=args.force, steps=args.steps, seconds=args.timeout,
-        keep_files=args.keep_files,
+        keep_files=args.keep_files, ranks=args.ranks,
     )  # fmt: skip
 
 

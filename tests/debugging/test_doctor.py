@@ -176,7 +176,12 @@ os.remove("gone.txt")
 os.makedirs("runs/today")
 Path("runs/today/new.csv").write_text("1")
 os.replace("model.pt", "renamed.pt")
+shutil.rmtree("tree")
 """
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
 
 
 def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
@@ -184,14 +189,16 @@ def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("model.pt", "log.txt", "gone.txt"):
         (folder / name).write_text(f"old {name}")
-    before = {path.name: path.read_text() for path in folder.iterdir()}
+    (folder / "tree" / "deep").mkdir(parents=True)
+    (folder / "tree" / "deep" / "leaf.txt").write_text("old leaf")
+    before = contents(folder)
     code = f"from pathlib import Path\nfrom amp_course.debugging.doctor.files import Journal\n" \
            f"Journal(Path({str(tmp_path)!r}), [Path({str(folder)!r})]).install()\n{WRITER}"  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     assert (folder / "renamed.pt").exists() and not (folder / "gone.txt").exists()
     changed, made = put_back(tmp_path)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == before
-    assert {Path(one).name for one in changed} == {"model.pt", "log.txt", "gone.txt"}
+    assert contents(folder) == before
+    assert {Path(one).name for one in changed} == {"model.pt", "log.txt", "gone.txt", "leaf.txt"}
     assert {Path(one).name for one in made} == {"renamed.pt", "new.csv"}
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from amp_course.debugging.clinic.ward import KNOWN, ward_round
 from amp_course.debugging.doctor import examine_script
+from amp_course.distributed import scripts
 
+CHAPTER_10 = Path(scripts.__file__).parent
 SCRIPTS = Path(__file__).parent / "scripts"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # Faults that show themselves as another one, too: what is named first is the gravest.
@@ -62,6 +64,19 @@ def test_a_script_that_misbehaves_is_told_what_was_seen(name: str, tmp_path: Pat
     code, words = ODD[name]
     found = examine_script(copied("odd", name, tmp_path), seconds=20 if name == "sleeps_for_ever" else 120)
     assert found.exit_code == code and words in " ".join(str(found).split()), found
+
+
+@pytest.mark.parametrize(("script", "args", "state"), [
+    ("ddp_amp.py", ("--dtype", "fp16", "--epochs", "2"), "clean"), ("tensor_parallel_amp.py", (), "clean"),
+    ("fsdp2_amp.py", ("--epochs", "1"), "could not run"), ("skip_alone.py", (), "could not run"),
+])  # fmt: skip
+def test_the_scripts_of_chapter_10_on_two_ranks(script: str, args: tuple[str, ...], state: str) -> None:
+    found = examine_script(CHAPTER_10 / script, args, ranks=2, seconds=200)
+    assert found.state == state, found
+
+
+def test_a_script_for_torchrun_says_so() -> None:
+    assert "--ranks 2" in examine_script(CHAPTER_10 / "ddp_amp.py").problem
 
 
 def test_at_least_ten_patients_are_named() -> None:

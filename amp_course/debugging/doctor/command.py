@@ -12,7 +12,7 @@ from amp_course.kit.files import write_text
 
 def examine(
     script: str, args: Sequence[str], *, as_json: bool, html: str | None, force: bool, steps: int, seconds: float,
-    keep_files: bool,
+    keep_files: bool, ranks: int,
 ) -> int:  # fmt: skip
     """Examine a script and print what was found; return the exit code: 0 clean, 1 a fault, 2 it could not run.
 
@@ -24,7 +24,7 @@ def examine(
             raise CourseError(f"{page} already exists: choose another name, or add --force to replace it.")
         if not page.parent.is_dir():
             raise CourseError(f"there is no folder {page.parent} to write {page.name} into: make it first.")
-    diagnosis = examine_script(script, args, steps=steps, seconds=seconds, keep_files=keep_files)
+    diagnosis = examine_script(script, args, steps=steps, seconds=seconds, keep_files=keep_files, ranks=ranks)
     print(diagnosis.to_json() if as_json else diagnosis)
     if page is not None:
         write_text(page, diagnosis.to_html())

@@ -111,6 +111,7 @@ class Examination:
         self.raised: list[BaseException] = []  # by backward passes and scalers, and perhaps caught by the script
         self.waited = 0.0  # seconds, for batches
         self.training_began = self.training_ended = 0.0
+        self.sharded = False  # weights are DTensors, which only a collective can look at
         self.by_hand = 0  # calls of `torch.autograd.grad`
         self.wrapped = False  # in DistributedDataParallel
         self.rank = os.environ.get("RANK", "")
@@ -267,6 +268,9 @@ class Examination:
         alive = [one for one in self.optimizers if any(p.requires_grad for g in one.param_groups for p in g["params"])]
         if self.observer is not None or not alive or self.done or not torch.is_grad_enabled():
             return
+        if any(_is_sharded(p) for one in alive for group in one.param_groups for p in group["params"]):
+            self.sharded = True
+            return
         scalers = [one for one in self.scalers if one.is_enabled()]
         training = Training(lambda: None, [], alive, scalers, list(self.schedulers))
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
@@ -280,7 +284,11 @@ class Examination:
             return
         self.wrapped |= isinstance(module, nn.parallel.DistributedDataParallel)
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-        if self.ranges is None and self.optimizers and any(p.requires_grad for p in inner.parameters()):
+        if (
+            self.ranges is None
+            and self.optimizers
+            and any(p.requires_grad and not _is_sharded(p) for p in inner.parameters())
+        ):
             self.ranges = watch_ranges(inner, torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
             read = self.ranges._read
 
@@ -434,7 +442,8 @@ class Examination:
             "ended": why, "code": code if isinstance(code, int) else 1, "error": errors.described(error) if error else "",
             "updates": len(summaries), "passes": sum(one.passes for one in summaries) + self._loose_passes(),
             "steps": sum(len(one.stepped) for one in summaries), "skipped": sum(one.skipped for one in summaries),
-            "by_hand": self.by_hand, "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
+            "by_hand": self.by_hand, "sharded": self.sharded,
+            "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
             "regions": sorted(self.regions), "matmuls": dict(self.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": self.digests[: len(summaries)],
             "rank": self.rank, "joined": self.joined, "wrapped": self.wrapped,
@@ -456,6 +465,9 @@ class Examination:
         if self.script.idle and self.observer is not None:
             names = [type(self.observer.training.optimizers[n]).__name__ for n in sorted(self.script.idle)]
             yield f"{len(names)} of {len(self.optimizers)} optimizers took no step while it was watched: {', '.join(names)}."
+        if self.observer is not None and self.observer.trouble is not None:
+            trouble = self.observer.trouble
+            yield f"Its calls could not be followed to the end: {type(trouble).__name__}: {trouble}."
         off = [one for one in self.scalers if not one.is_enabled()]
         if off:
             yield "A `GradScaler` is switched off, as it is where its device is missing: nothing is scaled."
@@ -463,6 +475,10 @@ class Examination:
             yield "Compiled parts ran uncompiled while they were watched."
         if torch.is_anomaly_enabled():
             yield "Anomaly mode is on: it makes backward passes several times as slow."
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor")
 
 
 def give_advice(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:

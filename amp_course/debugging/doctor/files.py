@@ -63,6 +63,11 @@ class Journal:
             self.keep(args[1])
         elif event == "sqlite3.connect":
             self.keep(args[0])
+        elif event == "shutil.rmtree":  # which removes what is inside by names that are relative to a folder
+            for folder, _, files in os.walk(os.fsdecode(args[0])):
+                self.keep(folder)
+                for name in files:
+                    self.keep(os.path.join(folder, name))
 
     def keep(self, path: Any) -> None:
         """Copy a file before it changes, or note that it was not there."""
@@ -109,6 +114,7 @@ def put_back(folder: Path) -> tuple[list[str], list[str]]:
             if note["kind"] == "file":
                 copy = folder / "files" / note["copy"]
                 if not os.path.exists(name) or not _same(Path(name), copy):
+                    os.makedirs(os.path.dirname(name), exist_ok=True)
                     shutil.copy2(copy, name)
                     changed.append(name)
             elif note["kind"] == "folder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -27,6 +28,10 @@ _GRACE = 15.0  # seconds that the processes get to write what they found
 _SPARE = (
     3  # updates at the end of a script: one that is given an inf, one after it, and one that shows that this is over
 )
+_SHARDED = (
+    "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
+    "whole weights on one process; `first_nonfinite` works on a rank of it, too."
+)
 _LAST = 12  # lines of the script's output
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 
@@ -40,6 +45,7 @@ def examine_script(
     keep_files: bool = False,
     threads: int | None = None,
     again: bool = True,
+    ranks: int = 1,
 ) -> Diagnosis:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
@@ -47,11 +53,12 @@ def examine_script(
                 and the run ends
     seconds:    after which it ends wherever it is
     threads:    for the script's ops; None leaves that to torch
+    ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
     again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
     keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
 
     It runs in a process of its own, without a terminal; what it prints is kept apart. Raises CourseError for a file that is
-    missing or is no Python script, ValueError for steps or seconds below 1.
+    missing or is no Python script, ValueError for steps, seconds or ranks below 1.
     """
     path = Path(script)
     if not path.is_file():
@@ -62,22 +69,24 @@ def examine_script(
             f"{path.name} is not a Python script: the doctor runs what `python` runs. In a notebook, call "
             "`doctor(model, train_step, batches)`."
         )
-    if steps < 1 or seconds < 1:
-        raise ValueError(f"steps is {steps} and seconds is {seconds:g}: both have to be at least 1.")
+    if steps < 1 or seconds < 1 or ranks < 1:
+        raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
     subject = " ".join([path.name, *args])
     folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
     changed: tuple[list[str], list[str]] = ([], [])
     try:
         began = time.monotonic()
         environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        code, lines, late = _run(path, args, steps, seconds, folder, keep_files, environment)
+        launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        run = functools.partial(_run, path, args, launcher=launcher, keep_files=keep_files, environment=environment)
+        code, lines, late = run(steps, seconds, folder)
         results = _results(folder)
         short = [one["updates"] for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
         left = seconds - (time.monotonic() - began)
         if again and short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
             repeated = folder / "again"
             repeated.mkdir()
-            _run(path, args, min(short) - _SPARE, left, repeated, keep_files, environment)
+            run(min(short) - _SPARE, left, repeated)
             results = _with_stress(results, _results(repeated))
     finally:
         if not keep_files:
@@ -88,17 +97,22 @@ def examine_script(
 
 
 def _run(
-    path: Path,
-    args: Sequence[str],
-    steps: int,
-    seconds: float,
-    folder: Path,
-    keep_files: bool,
+    path: Path, args: Sequence[str], steps: int, seconds: float, folder: Path, *, launcher: Sequence[str], keep_files: bool,
     environment: dict[str, str],
-) -> tuple[int, list[str], bool]:
+) -> tuple[int, list[str], bool]:  # fmt: skip
     """Run the script; return its exit code, the last lines that it printed, and whether it had to be killed."""
     keep = "" if keep_files else os.pathsep.join([str(path.resolve().parent), os.getcwd()])
-    command = [sys.executable, inside.__file__, str(folder), str(steps), str(seconds), keep, str(path), *args]
+    command = [
+        sys.executable,
+        *launcher,
+        inside.__file__,
+        str(folder),
+        str(steps),
+        str(seconds),
+        keep,
+        str(path),
+        *args,
+    ]
     plain = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
@@ -174,9 +188,14 @@ def _diagnosis(
         observed.append(
             f"The script wrote {listed(map(_short, changed[1][:3]))}{' and more' * (len(changed[1]) > 3)}; removed again."
         )
+    sharded = any(one.get("sharded") for one in results)
+    if sharded:
+        findings = tuple(one for one in findings if one.name != "script-raises")
     problem = (
         "" if findings or any(one["updates"] for one in trained) else _problem(results, code, lines, late, seconds)
     )
+    if sharded and not findings:
+        problem = _SHARDED
     if broken and not problem and not trained:
         problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
     failed = problem or any(one["ended"] == "error" for one in results)
@@ -219,6 +238,8 @@ def _problem(results: Sequence[dict[str, Any]], code: int, lines: Sequence[str],
     main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
     main |= results[0] if results else {}
     error = main["error"]
+    if "RANK expected" in error or re.search(r"KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'", error):
+        return "It is a script for `torchrun`: say in how many processes the doctor is to start it, `--ranks 2`."
     if "EOFError" in error:
         return (
             "It asks for input from a terminal, and there is none: give what it asks for as an argument, or in a file."
@@ -235,7 +256,7 @@ def _problem(results: Sequence[dict[str, Any]], code: int, lines: Sequence[str],
     if "FileNotFoundError" in error:
         return f"It misses a file: {error}. Start the doctor in the folder where you start the script."
     if error:
-        return f"It raised an exception before it trained: {error}."
+        return f"It raised an exception before an optimizer stepped: {error}."
     if late or main["ended"] == "time":
         what = "took no step of an optimizer" if not main["passes"] else "completed no update"
         return (
@@ -282,8 +303,8 @@ def _facts(trained: Sequence[dict[str, Any]], late: bool) -> Iterator[tuple[str,
     yield "optimizers", listed(dict.fromkeys(one["optimizers"]))
     yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
     matmuls = one["matmuls"]
-    if matmuls:
-        total = sum(matmuls.values())
+    total = sum(matmuls.values())
+    if total:
         yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in sorted(matmuls.items()))
     scales = [scale[0] for scale in one["scales"] if scale]
     if scales:

@@ -87,6 +87,7 @@ class ScriptObserver(Observer):
     """An observer that stays for a whole run.
 
     aside:    a context for what is not part of the training
+    trouble:  what went wrong in the observing itself, which then ends; the script goes on
     complete: is called after each update, with the update; returns what to do to the gradients of the next one
     """
 
@@ -100,6 +101,7 @@ class ScriptObserver(Observer):
         super().__init__(training, graphs=True)
         self.aside, self.script = aside, script
         self._completed = complete
+        self.trouble: Exception | None = None
         self._scaled: dict[
             int, tuple[weakref.ref[Tensor], float]
         ] = {}  # id → a tensor that `scale` gave, with the scale
@@ -146,6 +148,12 @@ class ScriptObserver(Observer):
 
     def end_update(self) -> None:
         """Close the current update, and begin the next."""
+        try:
+            self._end_update()
+        except Exception as error:
+            self._give_up(error)
+
+    def _end_update(self) -> None:
         with self.aside(), torch.no_grad():
             update, training = self.update, self.training
             update.scales_after = training.scales()
@@ -192,9 +200,16 @@ class ScriptObserver(Observer):
 
     # ---- what is watched, not counting what the doctor itself does ----
 
+    def _give_up(self, error: Exception) -> None:
+        self.trouble, self.paused = error, True
+
     def _begin(self, tensors: Any) -> Backward:
-        with self.aside():
-            event = super()._begin(tensors)
+        try:
+            with self.aside():
+                event = super()._begin(tensors)
+        except Exception as error:
+            self._give_up(error)
+            return Backward(self.call)
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         known = [self._scaled[id(one)] for one in roots if id(one) in self._scaled]
         if known and len(known) == len(roots) and all(ref() is one for (ref, _), one in zip(known, roots, strict=True)):
@@ -202,16 +217,29 @@ class ScriptObserver(Observer):
         return event
 
     def _arrived(self, event: Backward, before: Any) -> None:
-        with self.aside():
-            super()._arrived(event, before)
+        if self.paused:
+            return
+        try:
+            with self.aside():
+                super()._arrived(event, before)
+        except Exception as error:
+            self._give_up(error)
 
     def _note_step(self, optimizer: Any, *, closure: bool) -> None:
-        with self.aside():
-            super()._note_step(optimizer, closure=closure)
+        try:
+            with self.aside():
+                super()._note_step(optimizer, closure=closure)
+        except Exception as error:
+            self._give_up(error)
 
     def _note_call(self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with self.aside():
-            super()._note_call(name, scaler, args, kwargs)
+        if self.paused:
+            return
+        try:
+            with self.aside():
+                super()._note_call(name, scaler, args, kwargs)
+        except Exception as error:
+            self._give_up(error)
 
     def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None if self.paused else super()._stepping(optimizer, args, kwargs)
