@@ -45,6 +45,8 @@ class Replay:
         more = f", and {rest} more of {len(self.hashes)}" if rest else ""
         return f"{self.runs} runs of the step differ, first in {first}{more}."
 
+    __repr__ = __str__
+
 
 def replay(
     step: Callable[..., Any],
