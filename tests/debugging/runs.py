@@ -13,7 +13,7 @@ from amp_course.debugging.ranges.readings import Kind
 
 
 def reading(number: int, module: str, largest: float, kind: Kind = "activation", lost: float = 0.0) -> Reading:
-    """A reading for fp16, whose headroom is worked out here anew."""
+    """A reading for fp16, whose headroom is worked out here on its own."""
     if math.isnan(largest):
         headroom = math.nan
     elif largest == 0 or math.isinf(largest):
