@@ -74,7 +74,7 @@ KILLS = {  # who is killed, counted from the rank upwards: its torchrun, the gua
 
 
 @pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.Popen[str], Path]]:
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
     """Start five processes that call run_script, all at once."""
     started = {}
     for name in KILLS:
@@ -86,7 +86,10 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subproc
             ),
             script,
         )  # fmt: skip
-    return started
+    yield started
+    for caller, _ in started.values():  # those whose tests ran in another process
+        caller.kill()
+        caller.communicate()
 
 
 RUNS = {"end": [60.0], "fail": [60.0], "hang": [12.0, 30.0, 60.0]}  # how the script goes → the seconds it gets
