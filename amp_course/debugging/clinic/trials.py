@@ -21,15 +21,15 @@ def run_answer(answer: Callable[..., Any], case: str, *arguments: Any) -> tuple[
     return got, " and ".join(named) or UNNAMED
 
 
-def read_losses(got: Any, case: str, count: int) -> list[float]:
-    """Return the losses of `count` updates as floats; raises Wrong for anything but a list of them."""
+def read_losses(got: Any, case: str, count: int, what: str = "losses") -> list[float]:
+    """Return the losses of `count` updates as floats, or what else each has one of; raises Wrong for anything but a list."""
     losses = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
     if not isinstance(losses, (list, tuple)):
         kind = "None" if got is None else f"an object of type {type(got).__name__}"
-        raise Wrong(f"{case}, your function returned {kind}, not the list of losses")
+        raise Wrong(f"{case}, your function returned {kind}, not the list of {what}")
     numbers = [read_number(loss, case, "your list holds") for loss in losses]
     if len(numbers) != count:
-        raise Wrong(f"{case}, your function returned {len(numbers)} losses for {count} batches")
+        raise Wrong(f"{case}, your function returned {len(numbers)} {what} for {count} batches")
     return numbers
 
 

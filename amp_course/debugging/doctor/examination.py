@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from amp_course.audit.findings import Finding
@@ -32,54 +30,17 @@ from amp_course.audit.record import Meddling, Training, Update
 from amp_course.audit.rules.stress import poisoned_pass
 from amp_course.debugging.doctor import errors
 from amp_course.debugging.doctor.buried import Buried
+from amp_course.debugging.doctor.counting import DoctorsWatch, give_advice
 from amp_course.debugging.doctor.faults import finding
-from amp_course.debugging.doctor.lost_updates import Twin
+from amp_course.debugging.doctor.lost_updates import Twins
 from amp_course.debugging.doctor.update_rules import PairRules, check_stress, check_summaries
 from amp_course.debugging.doctor.updates import Script, ScriptObserver
 from amp_course.debugging.doctor.values import check_values
-from amp_course.debugging.nonfinite import Line, Nonfinite, Watch
-from amp_course.debugging.nonfinite.watch import _line
+from amp_course.debugging.nonfinite import Nonfinite
 from amp_course.debugging.ranges import RangeWatch, watch_ranges
 
-_BIRTHS = 100  # of inf and NaN, after which nothing new is learnt
-_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")  # fmt: skip
-_OFTEN = 0.5  # of the updates, or of the time
-_HEADROOM = 1.0  # doublings
+_OFTEN = 0.5  # of the time
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
-
-
-class DoctorsWatch(Watch):
-    """A watch that also counts matmuls by dtype, and the reads of values, by line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matmuls: Counter[str] = Counter()
-        self.reads: Counter[str] = Counter()
-        self.counting = False
-        self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the op, and watch it."""
-        if self._aside or self._elsewhere():
-            return func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[-1]
-        reads = name in ("_local_scalar_dense", "is_nonzero", "item") and torch.is_grad_enabled() and not self._stepping
-        if self.counting and reads:
-            line = Line.of(_line(sys._getframe(1)))
-            if line is not None:
-                self.reads[line.place] += 1
-        if len(self.births) >= _BIRTHS:
-            return func(*args, **(kwargs or {}))
-        try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-        except Exception as error:
-            self.raised.append(error)
-            raise
-        if name in _MATMULS:
-            dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
-            self.matmuls[str(dtype)[6:]] += self.counting
-        return result
 
 
 class Examination:
@@ -101,7 +62,7 @@ class Examination:
         self.scalers: list[torch.amp.GradScaler] = []
         self.schedulers: list[Any] = []
         self.observer: ScriptObserver | None = None
-        self.twins: dict[int, Twin | None] = {}
+        self.twins = Twins(self._out_of_sight)
         self.ranges: RangeWatch | None = None
         self.found: list[Finding] = []
         self.stress: list[Update] = []  # the plain one, the poisoned one
@@ -132,8 +93,7 @@ class Examination:
         self._patch(torch.amp.GradScaler, "__init__", self.scalers, self._new_object)
         self._patch(torch.optim.lr_scheduler.LRScheduler, "__init__", self.schedulers, self._new_object)
         self._keep(register_module_forward_pre_hook(self._module).remove)
-        self._keep(register_optimizer_step_pre_hook(self._before_step).remove)
-        self._keep(register_optimizer_step_post_hook(self._after_step).remove)
+        self._stack.enter_context(self.twins.hooks())
         self._watch_calls()
         next_batch = dataloader._BaseDataLoaderIter.__next__
 
@@ -299,30 +259,18 @@ class Examination:
             self.ranges._read = aside  # type: ignore[method-assign]
             self.ranges.start()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.watch._aside or self.done:
-            return
-        if id(optimizer) not in self.twins:
-            self.twins[id(optimizer)] = None
-            with self.watch.aside(), contextlib.suppress(Exception):  # an optimizer that cannot be copied has no twin
-                self.twins[id(optimizer)] = Twin(optimizer) if Twin.is_wanted(optimizer) else None
-        twin = self.twins[id(optimizer)]
-        if twin is not None:
+    @contextlib.contextmanager
+    def _out_of_sight(self) -> Iterator[None]:
+        """Do something that neither the watch nor the observer sees."""
+        observer, paused = self.observer, self.observer is not None and self.observer.paused
+        if observer is not None:
+            observer.paused = True
+        try:
             with self.watch.aside():
-                twin.before()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        twin = self.twins.get(id(optimizer))
-        if self.watch._aside or self.done or twin is None or self.observer is None:
-            return
-        with self.watch.aside():
-            self.observer.paused = True
-            try:
-                twin.after()
-            except Exception:
-                self.twins[id(optimizer)] = None
-            finally:
-                self.observer.paused = False
+                yield
+        finally:
+            if observer is not None:
+                observer.paused = paused
 
     def _complete(self, update: Update) -> Meddling | None:
         """After each update: judge it, and say what is done to the next one."""
@@ -435,7 +383,7 @@ class Examination:
         observed += told
         if not any(one.name == "beyond-fp16" for one in found):
             found += self.buried.findings()
-        found += [one for twin in self.twins.values() if twin is not None for one in twin.findings()]
+        found += self.twins.findings()
         advice += self._advice(len(summaries))
         observed += self._observed(summaries)
         return {
@@ -479,17 +427,3 @@ class Examination:
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "_local_tensor")
-
-
-def give_advice(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:
-    """Yield what costs time on a GPU, and where fp16 is nearly left."""
-    reads = {line: count for line, count in watch.reads.items() if updates and count >= _OFTEN * updates}
-    if reads:
-        most = sorted(reads.items(), key=lambda one: -one[1])[:4]
-        often = ", ".join(f"{line}: {max(round(count / updates), 1)}" for line, count in most)
-        yield finding("host-waits", reads_in_each_update=often)
-    if ranges is not None and watch.matmuls["float16"]:
-        close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
-        if close:
-            one = min(close, key=lambda reading: reading.headroom)
-            yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_course.audit.findings import Finding
 from amp_course.debugging.doctor.faults import finding
@@ -75,3 +77,55 @@ class Twin:
             "updates-vanish", weights_in=str(dtype)[6:], steps=self.steps, moved=moved, would_have_moved_in_fp32=wanted,
             weights_that_never_moved=f"{still / count:.0%}",
         )  # fmt: skip
+
+
+class Twins:
+    """Twins of all optimizers that step weights in 16 bits, which step along with them while the hooks are on.
+
+    aside: a context for what is not part of the training
+    """
+
+    def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        self._aside, self._busy = aside, False
+        self._of: dict[
+            int, Twin | None
+        ] = {}  # by the id of an optimizer; None for one that needs no twin, or cannot have one
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Let the twins follow what is stepped inside."""
+        handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) not in self._of and not self._busy:
+            self._of[id(optimizer)] = None
+            with self._aside(), suppress(Exception):
+                self._of[id(optimizer)] = Twin(optimizer) if Twin.is_wanted(optimizer) else None
+        self._follow(optimizer, Twin.before)
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._follow(optimizer, Twin.after)
+
+    def _follow(self, optimizer: torch.optim.Optimizer, move: Callable[[Twin], None]) -> None:
+        twin = self._of.get(id(optimizer))
+        if twin is None or self._busy:
+            return
+        self._busy = True  # the twin's own step calls the hooks, too
+        try:
+            with self._aside():
+                move(twin)
+        except Exception:
+            self._of[id(optimizer)] = None
+        finally:
+            self._busy = False
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what the twins found."""
+        for twin in self._of.values():
+            if twin is not None:
+                yield from twin.findings()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_course.audit import audit
 from amp_course.audit.arguments import several
@@ -19,10 +17,10 @@ from amp_course.audit.findings import Finding
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
 from amp_course.debugging.doctor import errors
+from amp_course.debugging.doctor.counting import DoctorsWatch, give_advice
 from amp_course.debugging.doctor.diagnosis import Diagnosis, listed
-from amp_course.debugging.doctor.examination import DoctorsWatch, give_advice
 from amp_course.debugging.doctor.faults import in_order, without_consequences
-from amp_course.debugging.doctor.lost_updates import Twin
+from amp_course.debugging.doctor.lost_updates import Twins
 from amp_course.debugging.doctor.values import check_values
 from amp_course.debugging.nonfinite import Nonfinite
 from amp_course.debugging.ranges import watch_ranges
@@ -88,7 +86,7 @@ class _Values:
         self.step, self.batches, self.steps = step, batches, steps
         self.models, self.optimizers, self.scalers = models, optimizers, scalers
         self.watch = DoctorsWatch()
-        self.twins: list[Twin] = []
+        self.twins = Twins(self.watch.aside)
         self.error: BaseException | None = None
         self.losses: list[float] = []
         self.scales: list[float] = []
@@ -101,8 +99,7 @@ class _Values:
             snapshot = Snapshot([*models, *self.optimizers, *self.scalers], {"the step": self.step})
             try:
                 self.ranges = watch_ranges(models[0], torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
-                self.twins = [Twin(one) for one in self.optimizers if Twin.is_wanted(one)]
-                with self.ranges, self._twins(), self.watch:
+                with self.ranges, self.twins.hooks(), self.watch:
                     self.watch.counting = True
                     for number, batch in enumerate(itertools.islice(itertools.cycle(self.batches), self.steps), 1):
                         self.watch.step = number
@@ -110,28 +107,9 @@ class _Values:
                         self.watch.look_at_weights()
                         if self.error is not None:
                             break
-                self.lost = [one for twin in self.twins for one in twin.findings()]
+                self.lost = list(self.twins.findings())
             finally:
                 snapshot.restore()
-
-    def _twins(self) -> ExitStack:
-        of = {id(twin.optimizer): twin for twin in self.twins}
-
-        def before(optimizer: Any, *_: Any) -> None:
-            if id(optimizer) in of:
-                with self.watch.aside():
-                    of[id(optimizer)].before()
-
-        def after(optimizer: Any, *_: Any) -> None:
-            if id(optimizer) in of:
-                with self.watch.aside():
-                    of[id(optimizer)].after()
-
-        stack = ExitStack()
-        if of:
-            stack.callback(register_optimizer_step_pre_hook(before).remove)
-            stack.callback(register_optimizer_step_post_hook(after).remove)
-        return stack
 
     def _scales(self) -> list[float]:
         with self.watch.aside():

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_course.audit.scene import flat
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_number
+from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.ranks_differ import resume as patient
-from amp_course.debugging.clinic.trials import CAUSE, UNNAMED, describe_cause
+from amp_course.debugging.clinic.trials import CAUSE, UNNAMED, describe_cause, read_losses
 from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
 
 ranks_differ = Exercise(
@@ -84,7 +84,7 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
         net[0].register_forward_hook(lambda module, args, output, dtypes=dtypes: dtypes.append(str(output.dtype)[6:]))
         with named_causes() as named:
             got = call_on_rank(answer, case, net, batches, states if rank == 0 else None)
-        scales = _read_scales(got, case, len(batches))
+        scales = read_losses(got, case, len(batches), "loss scales")
         first: list[Any] = [None, None]
         dist.all_gather_object(first, f"{scales[0]:,.0f}")
         turns.append(Turn(case, {
@@ -100,16 +100,6 @@ def _network(generator: torch.Generator) -> nn.Sequential:
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
     return net
-
-
-def _read_scales(got: Any, case: str, count: int) -> list[float]:
-    scales = got.tolist() if isinstance(got, Tensor) and got.dim() == 1 else got
-    if not isinstance(scales, (list, tuple)):
-        kind = "None" if got is None else f"an object of type {type(got).__name__}"
-        raise Wrong(f"{case}, your function returned {kind}, not the list of loss scales")
-    if len(scales) != count:
-        raise Wrong(f"{case}, your function returned {len(scales)} loss scales for {count} batches")
-    return [read_number(scale, case, "your list holds") for scale in scales]
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:

@@ -1,0 +1,69 @@
+"""Count what a training computes in which dtype, and where it reads values; say what that costs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from amp_course.audit.findings import Finding
+from amp_course.debugging.doctor.faults import finding
+from amp_course.debugging.nonfinite import Line, Watch
+from amp_course.debugging.nonfinite.watch import _line
+from amp_course.debugging.ranges import RangeWatch
+
+_BIRTHS = 100  # of inf and NaN, after which nothing new is learnt
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")  # fmt: skip
+_OFTEN = 0.5  # of the updates
+_HEADROOM = 1.0  # doublings
+
+
+class DoctorsWatch(Watch):
+    """A watch that also counts matmuls by dtype, and the reads of values, by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matmuls: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
+        self.counting = False
+        self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the op, and watch it."""
+        if self._aside or self._elsewhere():
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[-1]
+        reads = name in ("_local_scalar_dense", "is_nonzero", "item") and torch.is_grad_enabled() and not self._stepping
+        if self.counting and reads:
+            line = Line.of(_line(sys._getframe(1)))
+            if line is not None:
+                self.reads[line.place] += 1
+        if len(self.births) >= _BIRTHS:
+            return func(*args, **(kwargs or {}))
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except Exception as error:
+            self.raised.append(error)
+            raise
+        if name in _MATMULS:
+            dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
+            self.matmuls[str(dtype)[6:]] += self.counting
+        return result
+
+
+def give_advice(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:
+    """Yield what costs time on a GPU, and where fp16 is nearly left."""
+    reads = {line: count for line, count in watch.reads.items() if updates and count >= _OFTEN * updates}
+    if reads:
+        most = sorted(reads.items(), key=lambda one: -one[1])[:4]
+        often = ", ".join(f"{line}: {max(round(count / updates), 1)}" for line, count in most)
+        yield finding("host-waits", reads_in_each_update=often)
+    if ranges is not None and watch.matmuls["float16"]:
+        close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
+        if close:
+            one = min(close, key=lambda reading: reading.headroom)
+            yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)
