@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-import functools
+import contextlib
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from amp_course.debugging.clinic import patients
 from amp_course.debugging.doctor import Diagnosis, examine_script
+from amp_course.debugging.doctor.forking import ForkServer
 from amp_course.kit.table import html_table, text_table
 
 # The patients in the order of the exercises → what the doctor calls the cause.
@@ -80,6 +82,17 @@ class Round:
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
     """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
     paths = {name: find_patient(name) for name in names}
-    examine = functools.partial(examine_script, threads=1, again=False)
-    with ThreadPoolExecutor(at_once) as pool:
-        return Round(dict(zip(paths, pool.map(examine, paths.values()), strict=True)))
+    with contextlib.ExitStack() as stack:
+        free: list[ForkServer | None] = [
+            stack.enter_context(ForkServer()) if sys.platform == "linux" else None for _ in range(at_once)
+        ]
+
+        def examine(path: Path) -> Diagnosis:
+            server = free.pop()
+            try:
+                return examine_script(path, threads=1, again=False, server=server)
+            finally:
+                free.append(server)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            return Round(dict(zip(paths, pool.map(examine, paths.values()), strict=True)))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.audit.findings import Finding
-from amp_course.debugging.doctor import inside
-from amp_course.debugging.doctor.diagnosis import Diagnosis, count, finding_of, listed
+from amp_course.debugging.doctor.diagnosis import Diagnosis, finding_of, listed
 from amp_course.debugging.doctor.faults import UNDER_STRESS, finding, in_order, without_consequences
 from amp_course.debugging.doctor.files import put_back
+from amp_course.debugging.doctor.forking import ForkServer
+from amp_course.debugging.doctor.reasons import facts, not_judged, reason
+from amp_course.debugging.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
 STEPS, SECONDS = 100, 120.0
-_GRACE = 15.0  # seconds that the processes get to write what they found
-_SPARE = (
-    3  # updates at the end of a script: one that is given an inf, one after it, and one that shows that this is over
-)
+_SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
 _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
     "whole weights on one process; `first_nonfinite` works on a rank of it, too."
 )
-_LAST = 12  # lines of the script's output
-_GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 
 
 def examine_script(
@@ -46,6 +39,7 @@ def examine_script(
     threads: int | None = None,
     again: bool = True,
     ranks: int = 1,
+    server: ForkServer | None = None,
 ) -> Diagnosis:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
@@ -55,6 +49,7 @@ def examine_script(
     threads:    for the script's ops; None leaves that to torch
     ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
     again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
+    server:     forks the script's process, which saves each of several scripts the import of torch
     keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
 
     It runs in a process of its own, without a terminal; what it prints is kept apart. Raises CourseError for a file that is
@@ -76,10 +71,10 @@ def examine_script(
     changed: tuple[list[str], list[str]] = ([], [])
     try:
         began = time.monotonic()
-        environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        run = functools.partial(_run, path, args, launcher=launcher, keep_files=keep_files, environment=environment)
-        code, lines, late = run(steps, seconds, folder)
+        run = functools.partial(
+            run_script, path, args, keep_files=keep_files, threads=threads, ranks=ranks, server=server
+        )
+        outcome = run(steps, seconds, folder)
         results = _results(folder)
         short = [one["updates"] for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
         left = seconds - (time.monotonic() - began)
@@ -93,60 +88,7 @@ def examine_script(
             changed = put_back(folder)
             put_back(folder / "again")
         shutil.rmtree(folder, ignore_errors=True)
-    return _diagnosis(subject, results, code, lines, late, seconds, changed)
-
-
-def _run(
-    path: Path, args: Sequence[str], steps: int, seconds: float, folder: Path, *, launcher: Sequence[str], keep_files: bool,
-    environment: dict[str, str],
-) -> tuple[int, list[str], bool]:  # fmt: skip
-    """Run the script; return its exit code, the last lines that it printed, and whether it had to be killed."""
-    keep = "" if keep_files else os.pathsep.join([str(path.resolve().parent), os.getcwd()])
-    command = [
-        sys.executable,
-        *launcher,
-        inside.__file__,
-        str(folder),
-        str(steps),
-        str(seconds),
-        keep,
-        str(path),
-        *args,
-    ]
-    plain = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
-    with open(folder / "output", "wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | plain | environment,
-            start_new_session=True,
-        )
-        late = False
-        try:
-            process.wait(seconds + _GRACE)
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            _end(process)
-    text = (folder / "output").read_bytes()[-20_000:].decode("utf-8", "replace")
-    return process.returncode, [line.rstrip() for line in text.splitlines() if line.strip()][-_LAST:], late
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started; those that write get a moment."""
-    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            break
-        until = time.monotonic() + patience
-        while time.monotonic() < until and process.poll() is None:
-            time.sleep(0.05)
-        if number is signal.SIGTERM:
-            time.sleep(0.2)
-    process.wait()
+    return _diagnosis(subject, results, outcome, seconds, changed)
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
@@ -167,9 +109,12 @@ def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> 
 
 
 def _diagnosis(
-    subject: str, results: list[dict[str, Any]], code: int, lines: list[str], late: bool, seconds: float,
+    subject: str,
+    results: list[dict[str, Any]],
+    outcome: Outcome,
+    seconds: float,
     changed: tuple[list[str], list[str]],
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"]]
@@ -191,9 +136,7 @@ def _diagnosis(
     sharded = any(one.get("sharded") for one in results)
     if sharded:
         findings = tuple(one for one in findings if one.name != "script-raises")
-    problem = (
-        "" if findings or any(one["updates"] for one in trained) else _problem(results, code, lines, late, seconds)
-    )
+    problem = "" if findings or any(one["updates"] for one in trained) else reason(results, outcome, seconds)
     if sharded and not findings:
         problem = _SHARDED
     if broken and not problem and not trained:
@@ -201,7 +144,7 @@ def _diagnosis(
     failed = problem or any(one["ended"] == "error" for one in results)
     return Diagnosis(
         subject, findings, tuple(one for one in advice if one.name not in {f.name for f in findings}),
-        tuple(_facts(trained, late)), tuple(observed), tuple(_not_judged(trained)), problem, tuple(lines) if failed else (),
+        tuple(facts(trained)), tuple(observed), tuple(not_judged(trained)), problem, outcome.lines if failed else (),
     )  # fmt: skip
 
 
@@ -230,97 +173,3 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Iterator[Finding]:
             if len(set(sums)) > 1:
                 yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}")
                 break
-
-
-def _problem(results: Sequence[dict[str, Any]], code: int, lines: Sequence[str], late: bool, seconds: float) -> str:
-    """Say why there is nothing to judge, and what to do."""
-    text = "\n".join(lines)
-    main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
-    main |= results[0] if results else {}
-    error = main["error"]
-    if "RANK expected" in error or re.search(r"KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'", error):
-        return "It is a script for `torchrun`: say in how many processes the doctor is to start it, `--ranks 2`."
-    if "EOFError" in error:
-        return (
-            "It asks for input from a terminal, and there is none: give what it asks for as an argument, or in a file."
-        )
-    if main["ended"] == "exit" and "usage:" in text:
-        return f"It ended with exit code {code} over its arguments: give them after its name, as you do for `python`."
-    if error and _GPU.search(error) and _no_gpu():
-        return (
-            f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has one, or let it fall back to the "
-            "CPU."
-        )
-    if "ModuleNotFoundError" in error or "ImportError" in error:
-        return f"It could not be imported: {error}. Install what it needs in the environment that runs the doctor."
-    if "FileNotFoundError" in error:
-        return f"It misses a file: {error}. Start the doctor in the folder where you start the script."
-    if error:
-        return f"It raised an exception before an optimizer stepped: {error}."
-    if late or main["ended"] == "time":
-        what = "took no step of an optimizer" if not main["passes"] else "completed no update"
-        return (
-            f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do before its first step (a "
-            "smaller dataset)."
-        )
-    if main["ended"] == "killed" and code < 0:
-        return (
-            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
-        )
-    if main["ended"] == "exit" and code:
-        return f"It ended on its own with exit code {code}, before it trained."
-    if main.get("by_hand") and not main["passes"]:
-        return (
-            f"It called `torch.autograd.grad` {main['by_hand']} times and made no step of an optimizer: what it does with the "
-            "gradients by hand cannot be judged. `first_nonfinite` and `watch_ranges` work for it, too."
-        )
-    made = f"It made {listed(main['optimizers'])}, and" if main["optimizers"] else "It made no optimizer, and"
-    if main["passes"]:
-        return (
-            f"{made} ran {count(main['passes'], 'backward pass').replace('passs', 'passes')}, but no optimizer stepped."
-        )
-    return f"{made} ran no backward pass: it ended without training. Is the training behind an argument, or in another file?"
-
-
-def _no_gpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()
-
-
-def _facts(trained: Sequence[dict[str, Any]], late: bool) -> Iterator[tuple[str, str]]:
-    if not trained:
-        return
-    one = trained[0]
-    how = {
-        "steps": "as many as asked for", "time": "its time was up", "end": "the script ended", "exit": "the script ended",
-        "error": "the script raised an exception",
-    }[one["ended"]]  # fmt: skip
-    skips = f", {one['skipped']} of them skipped by the scaler" if one["skipped"] else ""
-    yield "updates", f"{one['updates']}{skips} ({how})"
-    if len(trained) > 1:
-        yield "processes", f"{len(trained)} that train"
-    yield "optimizers", listed(dict.fromkeys(one["optimizers"]))
-    yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
-    matmuls = one["matmuls"]
-    total = sum(matmuls.values())
-    if total:
-        yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in sorted(matmuls.items()))
-    scales = [scale[0] for scale in one["scales"] if scale]
-    if scales:
-        yield "loss scale", f"{scales[0]:,g} → {scales[-1]:,g}"
-    if len(one["losses"]) > 1:
-        yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
-    yield "seconds", f"{one['seconds']:.0f}"
-
-
-def _not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    if not trained:
-        return
-    one = trained[0]
-    if one["updates"] < 2:
-        yield "order of the calls", f"it takes two updates, and there was {count(one['updates'], 'update')}"
-    if one["scalers"] and not one["stressed"]:
-        yield "what an overflow would do", "no update was left to put an inf into"
-    if not one["scalers"]:
-        yield "what an overflow would do", "there is no scaler"
