@@ -46,8 +46,8 @@ class Training:
         self.scaler.update()
         return loss
 
-    def examine(self, step: Step) -> Diagnosis:
-        return doctor(self.model, step, self.batches, self.optimizer, self.scaler, steps=4)
+    def examine(self, step: Step, timing: float = 0.0) -> Diagnosis:
+        return doctor(self.model, step, self.batches, self.optimizer, self.scaler, steps=4, timing=timing)
 
 
 def state(training: Training) -> list[torch.Tensor]:
@@ -57,7 +57,10 @@ def state(training: Training) -> list[torch.Tensor]:
 def test_a_sound_step_is_clean_and_everything_is_put_back() -> None:
     training = Training()
     before = [one.clone() for one in state(training)]
-    found = training.examine(training.step)
+    found = training.examine(training.step, timing=0.5)
+    told = dict(found.facts)
+    assert "torch " + torch.__version__ in told["machine"] and "times as long as in fp32" in told["fp16 here"]
+    assert ("bf16 here" not in told and " ms: " in told["a step takes"]) or " µs: " in told["a step takes"]
     assert found and found.exit_code == 0 and not found.findings, found
     assert all(torch.equal(a, b) for a, b in zip(before, state(training), strict=True))
     assert "100% in float16" in str(found)

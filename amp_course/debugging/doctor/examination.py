@@ -390,7 +390,7 @@ class Examination:
             "ended": why, "code": code if isinstance(code, int) else 1, "error": errors.described(error) if error else "",
             "updates": len(summaries), "passes": sum(one.passes for one in summaries) + self._loose_passes(),
             "steps": sum(len(one.stepped) for one in summaries), "skipped": sum(one.skipped for one in summaries),
-            "by_hand": self.by_hand, "sharded": self.sharded,
+            "by_hand": self.by_hand, "sharded": self.sharded, "device": self._device(),
             "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
             "regions": sorted(self.regions), "matmuls": dict(self.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": self.digests[: len(summaries)],
@@ -402,6 +402,10 @@ class Examination:
 
     def _loose_passes(self) -> int:
         return len(self.observer.update.backwards) if self.observer is not None else 0
+
+    def _device(self) -> str:
+        weights = (p for one in self.optimizers for group in one.param_groups for p in group["params"])
+        return str(next((p.device for p in weights), "cpu"))
 
     def _advice(self, updates: int) -> Iterator[Finding]:
         yield from give_advice(self.watch, self.ranges, updates)

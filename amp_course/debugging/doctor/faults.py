@@ -101,7 +101,6 @@ ADVICE = {
     "little-headroom": Fault(
         "values", "values come close to the end of fp16", "Watch them with `watch_ranges`, or compute this part in fp32", "11.5"
     ),
-    "no-amp": Fault("autocast", "nothing runs in 16 bits", "That is no fault; chapter 06 shows the loop that changes it", "06.2"),
 }  # fmt: skip
 _SYMPTOM = "scale-keeps-falling"  # comes last: any of the others may be its cause
 FAULTS: dict[str, Fault] = {

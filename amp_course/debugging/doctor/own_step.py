@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -21,11 +22,12 @@ from amp_course.debugging.doctor.counting import DoctorsWatch, give_advice
 from amp_course.debugging.doctor.diagnosis import Diagnosis, listed
 from amp_course.debugging.doctor.faults import in_order, without_consequences
 from amp_course.debugging.doctor.lost_updates import Twins
+from amp_course.debugging.doctor.speed import machine_facts, time_facts
 from amp_course.debugging.doctor.values import check_values
 from amp_course.debugging.nonfinite import Nonfinite
 from amp_course.debugging.ranges import watch_ranges
 
-STEPS = 12
+STEPS, TIMING = 12, 3.0
 
 
 def doctor(
@@ -41,6 +43,7 @@ def doctor(
     max_norm: float | None = None,
     steps: int = STEPS,
     seconds: float = 30.0,
+    timing: float = TIMING,
 ) -> Diagnosis:
     """Run `train_step(*batch)` for some steps, look at its values, its calls and its weights, and say what is wrong.
 
@@ -48,6 +51,7 @@ def doctor(
     batches: tuples, dicts or single objects; used again if there are fewer than `steps`
     steps:   how often the step is called while its values are watched; the audit calls it some dozen times more
     seconds: that one call may take
+    timing:  seconds in which the step is timed, by `amp_course.speed.explain`; 0 leaves that out
 
     Weights, states, buffers and random numbers are as before afterwards. Raises TypeError for objects of the wrong kind,
     ValueError for numbers that make no sense.
@@ -73,7 +77,8 @@ def doctor(
         train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler, scheduler=scheduler, loss=loss,
         accumulate=accumulate, max_norm=max_norm, seconds=seconds,
     )  # fmt: skip
-    return _together(values, judged)
+    times, advice = values.time(seconds=timing) if timing > 0 and values.error is None else ([], [])
+    return _together(values, judged, times, advice)
 
 
 class _Values:
@@ -94,22 +99,32 @@ class _Values:
 
     def run(self) -> None:
         """Run the steps, and put everything back."""
+        model = next(one for one in self.models if isinstance(one, nn.Module))
+        with sandbox(), self._put_back():
+            self.ranges = watch_ranges(model, torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
+            with self.ranges, self.twins.hooks(), self.watch:
+                self.watch.counting = True
+                for number, batch in enumerate(itertools.islice(itertools.cycle(self.batches), self.steps), 1):
+                    self.watch.step = number
+                    self._call(batch)
+                    self.watch.look_at_weights()
+                    if self.error is not None:
+                        break
+            self.lost = list(self.twins.findings())
+
+    def time(self, seconds: float) -> tuple[list[tuple[str, str]], list[Finding]]:
+        """Time the step, and put everything back: return facts and advice."""
+        with sandbox(), self._put_back():
+            return time_facts(self.step, self.batches, seconds)
+
+    @contextlib.contextmanager
+    def _put_back(self) -> Iterator[None]:
         models = [one for one in self.models if isinstance(one, nn.Module)]
-        with sandbox():
-            snapshot = Snapshot([*models, *self.optimizers, *self.scalers], {"the step": self.step})
-            try:
-                self.ranges = watch_ranges(models[0], torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
-                with self.ranges, self.twins.hooks(), self.watch:
-                    self.watch.counting = True
-                    for number, batch in enumerate(itertools.islice(itertools.cycle(self.batches), self.steps), 1):
-                        self.watch.step = number
-                        self._call(batch)
-                        self.watch.look_at_weights()
-                        if self.error is not None:
-                            break
-                self.lost = list(self.twins.findings())
-            finally:
-                snapshot.restore()
+        snapshot = Snapshot([*models, *self.optimizers, *self.scalers], {"the step": self.step})
+        try:
+            yield
+        finally:
+            snapshot.restore()
 
     def _scales(self) -> list[float]:
         with self.watch.aside():
@@ -134,7 +149,7 @@ class _Values:
         self.skipped += any(a < b for a, b in zip(now, before, strict=True))
 
 
-def _together(values: _Values, judged: Audit) -> Diagnosis:
+def _together(values: _Values, judged: Audit, times: list[tuple[str, str]], saving: list[Finding]) -> Diagnosis:
     watch = values.watch
     found: list[Finding] = list(judged.findings)
     seen = Nonfinite(
@@ -155,13 +170,13 @@ def _together(values: _Values, judged: Audit) -> Diagnosis:
                         "nan-in-data", "weights-not-finite") for one in found):  # fmt: skip
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
     findings = without_consequences(in_order(found))
-    advice = in_order(list(give_advice(watch, values.ranges, values.ran)))
+    advice = in_order([*give_advice(watch, values.ranges, values.ran), *saving])
     problem = ""
     if not findings and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
     return Diagnosis(
-        "the step", findings, advice, tuple(_facts(values, judged)), tuple(observed), judged.not_checked, problem
+        "the step", findings, advice, (*_facts(values, judged), *times), tuple(observed), judged.not_checked, problem
     )
 
 
@@ -178,5 +193,7 @@ def _facts(values: _Values, judged: Audit) -> Iterator[tuple[str, str]]:
         yield "loss scale", f"{values.scales[0]:,g} → {values.scales[-1]:,g}"
     if len(values.losses) > 1:
         yield "loss", f"{values.losses[0]:.4g} → {values.losses[-1]:.4g}"
+    device = next((p.device for model in values.models for p in model.parameters()), torch.device("cpu"))
+    yield from machine_facts(device, values.watch.matmuls)
     if judged.right:
         yield "found right", listed(judged.right)

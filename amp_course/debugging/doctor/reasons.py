@@ -9,6 +9,7 @@ from typing import Any
 
 from amp_course.debugging.doctor.diagnosis import count, listed
 from amp_course.debugging.doctor.running import Outcome
+from amp_course.debugging.doctor.speed import machine_facts
 
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 
@@ -93,6 +94,7 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         yield "loss scale", f"{scales[0]:,g} → {scales[-1]:,g}"
     if len(one["losses"]) > 1:
         yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
+    yield from machine_facts(one["device"], matmuls)
     yield "seconds", f"{one['seconds']:.0f}"
 
 
