@@ -154,6 +154,10 @@ def test_what_the_step_raises_comes_out_unless_it_was_the_fault() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="has to be a function that runs one training step, and this is a int"):
         first_nonfinite(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="batches is a Tensor: pass a DataLoader or a list"):
+        first_nonfinite(lambda x: x, torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batches is empty"):
+        first_nonfinite(lambda x: x, [])
     with pytest.raises(ValueError, match="steps is 0"):
         first_nonfinite(lambda: None, steps=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,17 @@ def first_nonfinite(
     model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach is put back too
 
     Weights, gradients, states, buffers and random numbers are as before afterwards. Raises what the step raises, unless an
-    inf or NaN had done harm by then. Raises TypeError for a step that cannot be called, ValueError for fewer than 1 step.
+    inf or NaN had done harm by then. Raises TypeError for a step that cannot be called and for what holds no
+    batches, ValueError for fewer than 1 step and for no batch at all.
     Example: first_nonfinite(step, batches, model=model).first.op → "exp"
     """
     if not callable(step):
         raise TypeError(f"step has to be a function that runs one training step, and this is a {type(step).__name__}.")
+    if isinstance(batches, (str, bytes, Mapping, torch.Tensor)) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}: pass a DataLoader or a list of batches, [(inputs, targets), …]; for a step "
+            "that fetches its own data, leave it out."
+        )
     if steps < 1:
         raise ValueError(f"steps is {steps}: at least one step has to run.")
     models = [one for one in several(model) if isinstance(one, nn.Module)]
@@ -45,6 +51,7 @@ def first_nonfinite(
     with sandbox():
         snapshot = Snapshot([*models, *several(optimizer), *several(scaler)], {"the step": step})
         watch = Watch(models)
+        number = 0
         try:
             with watch:
                 for number, batch in enumerate(itertools.islice(batches, steps), 1):
@@ -59,6 +66,10 @@ def first_nonfinite(
                         break
         finally:
             snapshot.restore()
+    if number == 0:
+        raise ValueError(
+            "batches is empty: pass at least one batch, or leave it out for a step that fetches its own data."
+        )
     found = Nonfinite.of(watch, error)
     if error is not None and found.first is None:
         raise error
