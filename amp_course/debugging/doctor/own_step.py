@@ -170,7 +170,9 @@ def _together(values: _Values, judged: Audit, times: list[tuple[str, str]], savi
                         "nan-in-data", "weights-not-finite") for one in found):  # fmt: skip
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
     findings = without_consequences(in_order(found))
-    advice = in_order([*give_advice(watch, values.ranges, values.ran), *saving])
+    watched = list(give_advice(watch, values.ranges, values.ran))
+    told_twice = "host-reads" if any(one.name == "host-waits" for one in watched) else ""
+    advice = in_order([*watched, *(one for one in saving if one.name != told_twice)])
     problem = ""
     if not findings and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)

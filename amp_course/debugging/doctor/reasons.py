@@ -106,6 +106,6 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if one["updates"] < 2:
         yield "order of the calls", f"it takes two updates, and there was {count(one['updates'], 'update')}"
     if one["scalers"] and not one["stressed"]:
-        yield "what an overflow would do", "no update was left to put an inf into"
+        yield "what an overflow would do", "no update with finite gradients was left to put an inf into"
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
