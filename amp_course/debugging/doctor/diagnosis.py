@@ -6,7 +6,7 @@ import html
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from amp_course.audit.findings import Finding, finding_html
@@ -16,10 +16,12 @@ State = Literal["clean", "fault", "could not run"]
 _WIDTH = 100
 EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2}
 _PAGE = (
-    "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>body{{font:16px/1.5 sans-serif;"
-    "max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}}code{{background:#f2f2f2;padding:0 .2em}}"
-    "h1{{font-size:1.4rem}}table{{border-collapse:collapse}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
-    "small{{color:#555}}</style></head><body><h1>{title}</h1>{body}</body></html>"
+    "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    "<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;"
+    "margin:2rem auto;padding:0 1rem;color:CanvasText;background:Canvas}}h1{{font-size:1.4rem}}"
+    "code{{background:color-mix(in srgb,CanvasText 8%,Canvas);padding:0 .2em}}pre{{white-space:pre-wrap}}"
+    "table{{border-collapse:collapse}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
+    "small{{color:color-mix(in srgb,CanvasText 75%,Canvas)}}</style></head><body><h1>{title}</h1>{body}</body></html>"
 )
 
 
@@ -109,15 +111,16 @@ class Diagnosis:
 
     def _body(self) -> str:
         parts = [f"<p>{inline_html(self.problem)}</p>"] if self.problem else []
-        parts += [finding_html(one) for one in self.findings]
+        parts += [_finding_html(one) for one in self.findings]
         if self.advice:
             parts += [
                 "<p><b>Advice</b>, which counts as no fault:</p>",
                 *(_advice_html(one) for one in self.advice),
             ]
         if self.facts:
+            cell = '<td style="text-align:left">'
             rows = "".join(
-                f"<tr><td>{html.escape(name)}</td><td>{inline_html(text)}</td></tr>" for name, text in self.facts
+                f"<tr>{cell}{html.escape(name)}</td>{cell}{inline_html(text)}</td></tr>" for name, text in self.facts
             )
             parts += ["<p><b>What was seen</b></p>", f"<table>{rows}</table>"]
         parts += [f"<p>{inline_html(one)}</p>" for one in self.observed]
@@ -146,8 +149,13 @@ class Diagnosis:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
 
+def _finding_html(one: Finding) -> str:
+    plain = {name: value.replace("`", "") if isinstance(value, str) else value for name, value in one.evidence.items()}
+    return finding_html(replace(one, evidence=plain))
+
+
 def _advice_html(one: Finding) -> str:
-    return finding_html(one).replace("✗", "→", 1)
+    return _finding_html(one).replace("✗", "→", 1)
 
 
 def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:

@@ -74,7 +74,9 @@ class Examination:
         self.training_began = self.training_ended = 0.0
         self.sharded = False  # weights are DTensors, which only a collective can look at
         self.by_hand = 0  # calls of `torch.autograd.grad`
-        self.wrapped = False  # in DistributedDataParallel
+        # Kept until the process ends: where a script drops them while gloo's thread is at work, torch 2.13 may wait for ever,
+        # for the destructor waits for that thread and holds the lock that the thread needs to let go of a tensor.
+        self.wrapped: list[nn.parallel.DistributedDataParallel] = []
         self.rank = os.environ.get("RANK", "")
         self.joined: list[int] = []  # updates so far, at the end of each `with model.join()`
         self.before: tuple[list[Any], dict[Any, None], dict[str, None]] | None = (
@@ -242,8 +244,11 @@ class Examination:
     def _module(self, module: nn.Module, *_: Any) -> None:
         if self.watch._aside or self.watch._open or not torch.is_grad_enabled():
             return
-        self.wrapped |= isinstance(module, nn.parallel.DistributedDataParallel)
-        inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+        inner = module
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            inner = module.module
+            if not any(one is module for one in self.wrapped):
+                self.wrapped.append(module)
         if (
             self.ranges is None
             and self.optimizers
@@ -394,7 +399,7 @@ class Examination:
             "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
             "regions": sorted(self.regions), "matmuls": dict(self.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": self.digests[: len(summaries)],
-            "rank": self.rank, "joined": self.joined, "wrapped": self.wrapped,
+            "rank": self.rank, "joined": self.joined, "wrapped": bool(self.wrapped),
             "losses": [loss for loss in losses[:1] + losses[-1:]],
             "stressed": len(self.stress) == 2, "seconds": time.monotonic() - self.began,
             "findings": [asdict(one) for one in found], "advice": [asdict(one) for one in advice], "observed": observed,

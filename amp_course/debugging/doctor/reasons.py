@@ -95,7 +95,7 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if len(one["losses"]) > 1:
         yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
     yield from machine_facts(one["device"], matmuls)
-    yield "seconds", f"{one['seconds']:.0f}"
+    yield "it ran for", f"{one['seconds']:.0f} s"
 
 
 def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
