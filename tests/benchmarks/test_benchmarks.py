@@ -138,6 +138,16 @@ def test_the_auditor_accuses_nobody(results: Path) -> None:
         assert set(values["seconds"]["audit"]) == set(values["steps"]) == SPREAD
 
 
+def test_the_watches_of_chapter_11_change_nothing(results: Path) -> None:
+    assert "watch_ranges" in run("debugging", *SMALL, "--out", results)
+    (path,) = results.glob("debugging-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert len(found) == 3
+    for values in found.values():
+        assert values["same_results"]
+        assert set(values["times_plain"]) == {"first_nonfinite", "watch_ranges"}
+
+
 def test_launchers_are_started_in_turn(results: Path) -> None:
     assert "| torchrun |" in run("launchers", *SMALL, "--out", results)
     (path,) = results.glob("launchers-cpu-*.json")
