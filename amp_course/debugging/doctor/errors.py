@@ -16,6 +16,8 @@ from amp_course.checking.explain import short
 from amp_course.debugging.doctor.faults import finding
 from amp_course.debugging.nonfinite import Birth
 
+_FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
+
 
 def described(error: BaseException) -> str:
     """Put an exception on a line, with the line of the reader's code that it came from."""
@@ -66,3 +68,11 @@ def _before_backward(birth: Birth) -> bool:
 def swallowed(raised: Sequence[BaseException]) -> Finding:
     """Make the finding of exceptions that the script catches in each step."""
     return finding("swallowed-exception", raised=len(raised), the_first=described(raised[0]))
+
+
+def often_swallowed(raised: Sequence[str], updates: int) -> Iterator[Finding]:
+    """Yield the finding of exceptions that the script catches in some of its steps, if that happens again and again."""
+    steps = updates + len(raised)
+    if len(raised) >= _FEW and len(raised) >= _RARE * steps:
+        cause = "in some steps an exception is raised and caught, and nothing is learnt from their batches"
+        yield finding("swallowed-exception", cause, raised=f"in {len(raised)} of {steps} steps", the_first=raised[0])

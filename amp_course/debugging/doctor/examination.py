@@ -33,6 +33,7 @@ from amp_course.debugging.doctor.buried import Buried
 from amp_course.debugging.doctor.counting import DoctorsWatch, give_advice
 from amp_course.debugging.doctor.faults import finding
 from amp_course.debugging.doctor.lost_updates import Twins
+from amp_course.debugging.doctor.modules import ModulesSeen
 from amp_course.debugging.doctor.update_rules import PairRules, check_stress, check_summaries
 from amp_course.debugging.doctor.updates import Script, ScriptObserver
 from amp_course.debugging.doctor.values import check_values
@@ -70,6 +71,9 @@ class Examination:
         self.digests: list[str] = []
         self.regions: set[str] = set()
         self.raised: list[BaseException] = []  # by backward passes and scalers, and perhaps caught by the script
+        self.escaped: list[str] = []  # errors that left an autocast region or a backward pass, and were perhaps caught
+        self._latest: BaseException | None = None  # of them: one that leaves several is one
+        self.modules = ModulesSeen()
         self.waited = 0.0  # seconds, for batches
         self.training_began = self.training_ended = 0.0
         self.sharded = False  # weights are DTensors, which only a collective can look at
@@ -181,7 +185,16 @@ class Examination:
                 )
             except Exception as error:
                 self.raised.append(error)
+                self._escapes(error)
                 raise
+
+        leave = torch.autocast.__exit__
+
+        @functools.wraps(leave)
+        def left(region: Any, kind: Any = None, error: Any = None, trace: Any = None) -> Any:
+            if isinstance(error, Exception):
+                self._escapes(error)
+            return leave(region, kind, error, trace)
 
         gradient = torch.autograd.grad
 
@@ -192,9 +205,15 @@ class Examination:
 
         self._set(torch.autograd, "grad", differentiated)
         self._set(torch.autocast, "__enter__", entered)
+        self._set(torch.autocast, "__exit__", left)
         self._set(torch.autograd, "backward", run)
         for name in ("unscale_", "step", "update"):
             self._set(torch.amp.GradScaler, name, self._noting(getattr(torch.amp.GradScaler, name)))
+
+    def _escapes(self, error: Exception) -> None:
+        if error is not self._latest:
+            self._latest = error
+            self.escaped.append(errors.described(error))
 
     def _observer_is_new(self) -> bool:
         """Tell, once, that an observer has put itself around what is being called now."""
@@ -210,6 +229,7 @@ class Examination:
                 return original(*args, **kwargs)
             except Exception as error:
                 self.raised.append(error)
+                self._escapes(error)
                 raise
 
         return noted
@@ -224,6 +244,7 @@ class Examination:
             self.observer.__exit__()
             self.observer = None
             self.script.recent.clear()
+            self.modules.reset()
 
     def _observe(self) -> None:
         """Begin to observe, if there is something to observe."""
@@ -242,7 +263,10 @@ class Examination:
         self.waited = 0.0
 
     def _module(self, module: nn.Module, *_: Any) -> None:
-        if self.watch._aside or self.watch._open or not torch.is_grad_enabled():
+        if self.watch._aside or not torch.is_grad_enabled():
+            return
+        self.modules.called(module)
+        if self.watch._open:
             return
         inner = module
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -294,6 +318,7 @@ class Examination:
             self.stress.append(update)
             return None
         self.rules.look_at(self.script.recent, training, self.script.summaries[-1])
+        self.modules.end_update(update, training)
         if number >= self.steps or (number >= _FEWEST and time.monotonic() - self.began > _PATIENCE):
             self.watch.look_at_weights()
             self.looked_at = number
@@ -378,9 +403,11 @@ class Examination:
             found += errors.name_error(error, updates, training, self.scalers, births)
         elif (raised := [*self.raised, *self.watch.raised]) and not any(one.stepped for one in summaries):
             found.append(errors.swallowed(raised))
+        elif error is None:
+            found += errors.often_swallowed(self.escaped, len(summaries))
         values = Nonfinite(tuple(births), tuple(arrived), tuple(given), len(summaries), error, self.watch.compiled())
         losses = [loss for one in summaries for loss in one.losses]
-        found += [*self.rules.findings(), *check_summaries(summaries)]
+        found += [*self.rules.findings(), *check_summaries(summaries), *self.modules.findings()]
         taken = any(one.name == "overflow-not-skipped" for one in found)
         skipped = sum(one.skipped for one in summaries)
         faults, told = check_values(values, losses, len(summaries), skipped, taken=taken)
@@ -414,6 +441,7 @@ class Examination:
 
     def _advice(self, updates: int) -> Iterator[Finding]:
         yield from give_advice(self.watch, self.ranges, updates)
+        yield from self.modules.advice(wrapped=bool(self.wrapped))
         took = self.training_ended - self.training_began
         if updates > 2 and took > 1.0 and self.waited > _OFTEN * took:
             yield finding("waits-for-data", share_of_the_time=f"{self.waited / took:.0%}")

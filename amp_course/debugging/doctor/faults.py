@@ -82,6 +82,15 @@ _TRAINING = {
         "are lost", "Keep the weights in fp32 and let autocast cast them, or keep an fp32 master copy", "02.5",
         "model.float()  # and torch.autocast around the forward pass",
     ),
+    "optimizer-of-old-weights": Fault(
+        "weights", "a part of the model was replaced after the optimizer was made: it still holds the old weights, and "
+        "the new ones are never trained", "Make the optimizer after the model is complete, or give it the new weights", "11.7",
+        "optimizer.add_param_group({'params': model.head.parameters()})",
+    ),
+    "left-in-evaluation-mode": Fault(
+        "weights", "after some updates the model trains on in evaluation mode: dropout is off, and batch norm uses its running "
+        "statistics instead of the batch's", "Put it back into training mode after each evaluation", "11.7", "model.train()",
+    ),
     "scale-keeps-falling": Fault(
         "loss scale", "the loss scale falls at nearly every step and finds no value at which the gradients are finite",
         "Find the op that makes inf or NaN at any scale", "11.5",
@@ -97,6 +106,16 @@ ADVICE = {
     "waits-for-data": Fault(
         "speed", "a good part of the time goes into waiting for the next batch", "Let the DataLoader use workers", "09.5",
         "DataLoader(…, num_workers=2)",
+    ),
+    "trains-in-evaluation-mode": Fault(
+        "weights", "the model trains in evaluation mode throughout: dropout is off, and batch norm uses its running statistics; "
+        "some fine-tuning wants that, other training does not", "If it is not meant, put it into training mode", "11.7",
+        "model.train()",
+    ),
+    "weights-in-no-optimizer": Fault(
+        "weights", "gradients are computed for weights that no optimizer holds: they are never trained",
+        "Give them to the optimizer, or switch their gradients off, which saves time and memory", "11.7",
+        "model.backbone.requires_grad_(False)",
     ),
     "little-headroom": Fault(
         "values", "values come close to the end of fp16", "Watch them with `watch_ranges`, or compute this part in fp32", "11.5"

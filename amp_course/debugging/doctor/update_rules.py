@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from amp_course.audit.findings import Finding
-from amp_course.audit.record import Backward, Call, Training, Update
+from amp_course.audit.record import Backward, Call, Step, Training, Update
 from amp_course.audit.rules.calls import (
     check_clearing,
     check_passes,
@@ -17,6 +17,7 @@ from amp_course.audit.rules.calls import (
     check_steps,
     check_updates,
     in_fp16_unscaled,
+    steps_of,
 )
 from amp_course.audit.rules.stress import check_skipping
 from amp_course.debugging.doctor.faults import finding
@@ -48,6 +49,7 @@ class PairRules:
             found += check_precision(updates[0], last, training)
             found += check_steps(updates, training, 1)
             found += check_clearing(updates, training)
+            found += _mixed_passes(updates, training)
             found += check_updates(updates, training, accumulate)
             found += check_schedule(updates, training, 1) if training.schedulers else ()
         for number in range(len(training.optimizers)):
@@ -80,6 +82,29 @@ class PairRules:
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
                 yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+
+
+def _mixed_passes(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
+    """Look for gradients of a pass that another optimizer's step was made for, added to those of the next pass.
+
+    One who steps less often than the other is let off: it may gather gradients on purpose.
+    """
+    events = [event for update in updates for event in update.events]
+    numbers = range(len(training.optimizers))
+    steps = Counter(one.number for update in updates for one in update.steps())
+    for number in numbers:
+        for used in steps_of(events, number):
+            for part, following in itertools.pairwise(used.parts):
+                between = events[events.index(part) : events.index(following)]
+                others = {one.number for one in between if isinstance(one, Step)} - {number, -1}
+                left = following.before[number].norm
+                if left and any(steps[number] >= steps[other] for other in others) and used.step.number not in others:
+                    cause = (
+                        "the gradients that a backward pass for another optimizer's step left here were not cleared, so they are "
+                        "added to those of the next pass"
+                    )
+                    yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
+                    return
 
 
 def _forgets_update(update: Update, number: int) -> bool:
@@ -129,13 +154,19 @@ def check_summaries(summaries: Sequence[Summary]) -> Iterator[Finding]:
 
 def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
     clips = [(clip, max(one.scales, default=1.0)) for one in summaries for clip in one.clips if clip.scaled]
+    cause = ""
+    if any(clip.scaled != clip.numbers for clip, _ in clips):
+        cause = (
+            "gradients of several optimizers are clipped together, and only some were unscaled: the others still carry the "
+            "loss scale, and so does the norm"
+        )
     cut = [(clip, scale) for clip, scale in clips if clip.norm > clip.limit and math.isfinite(clip.norm)]
     fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
     if cut and 2 * len(cut) > len(clips) and (fixed or all(64 * clip.limit <= scale for clip, scale in cut)):
         clip, scale = cut[-1]
+        true = {} if cause else {"true_norm": clip.norm / scale, "left_of_the_true_norm": clip.limit / scale}
         yield finding(
-            "clipped-while-scaled", limit=clip.limit, norm_where_it_was_clipped=clip.norm, true_norm=clip.norm / scale,
-            loss_scale=scale, left_of_the_true_norm=clip.limit / scale,
+            "clipped-while-scaled", cause, limit=clip.limit, norm_where_it_was_clipped=clip.norm, loss_scale=scale, **true
         )  # fmt: skip
         return
     # Clipping by hand is seen by its effect alone: what is left, times the scale, is the same number at every scale.

@@ -27,12 +27,12 @@ _PATIENCE = 8  # steps of one optimizer without one of another, which then count
 
 @dataclass(eq=False)
 class Clip(Event):
-    """A call that clips gradients of these optimizers: to `limit`, a norm of `norm`; `scaled` if they carry a loss scale."""
+    """A call that clips gradients of these optimizers: to `limit`, a norm of `norm`; those of `scaled` carry a loss scale."""
 
     numbers: frozenset[int]
     limit: float
     norm: float
-    scaled: bool
+    scaled: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,14 @@ class ScriptObserver(Observer):
             int, tuple[weakref.ref[Tensor], float]
         ] = {}  # id → a tensor that `scale` gave, with the scale
         self._scale_of: dict[int, float | None] = {}  # id of a backward event → the scale of its loss
+        self._moving: list[int] = []  # schedulers whose `step` is running
         self._own_call = False  # the next backward pass belongs to a micro-batch that has begun
 
     def __enter__(self) -> ScriptObserver:
         with self.aside():
             super().__enter__()
+        for kind in {type(one) for one in self.training.schedulers}:
+            self._replace(kind, "step", self._watched_schedule(kind.step))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             watched = self._watched_clip(getattr(clip_grad, name), name)
             self._replace(clip_grad, name, watched)
@@ -119,6 +122,12 @@ class ScriptObserver(Observer):
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        if not any(
+            owner is one for one in self.training.schedulers
+        ):  # a script may save those, with all that they hold
+            super()._replace(owner, name, new)
 
     # ---- where one update ends and the next begins ----
 
@@ -259,6 +268,21 @@ class ScriptObserver(Observer):
 
         return scale
 
+    def _watched_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            number = next((n for n, one in enumerate(self.training.schedulers) if one is scheduler), -1)
+            inner = number in self._moving  # called by a subclass's own `step`
+            if number >= 0 and not inner and not self.paused:
+                self._note(Call(self.call, "scheduler", number))
+            self._moving.append(number)
+            try:
+                return original(scheduler, *args, **kwargs)
+            finally:
+                self._moving.pop()
+
+        return step
+
     def _watched_clip(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(original)
         def clip(parameters: Any, limit: Any = math.inf, *args: Any, **kwargs: Any) -> Any:
@@ -272,19 +296,21 @@ class ScriptObserver(Observer):
             with self.aside():
                 norm = float(result) if isinstance(result, Tensor) else largest
                 if not self.paused:
-                    self._note(Clip(self.call, numbers, float(limit), norm, self._are_scaled(numbers)))
+                    self._note(Clip(self.call, numbers, float(limit), norm, self._scaled_ones(numbers)))
             return result
 
         return clip
 
-    def _are_scaled(self, numbers: frozenset[int]) -> bool:
-        """Tell whether the last backward pass brought gradients of a scaled loss, and nothing has unscaled them since."""
-        passes = [n for n, one in enumerate(self.update.events) if isinstance(one, Backward)]
-        if not passes or self._scale_of.get(id(self.update.events[passes[-1]])) in (None, 1.0):
-            return False
-        since = self.update.events[passes[-1] :]
-        unscaled = {one.number for one in since if isinstance(one, Call) and one.name == "unscale"}
-        return bool(numbers) and not numbers & unscaled
+    def _scaled_ones(self, numbers: frozenset[int]) -> frozenset[int]:
+        """Return the optimizers whose gradients came from a scaled loss last, and were not unscaled since."""
+        scaled: set[int] = set()
+        for event in self.update.events:
+            if isinstance(event, Backward):
+                carries = self._scale_of.get(id(event)) not in (None, 1.0)
+                scaled = scaled | event.arrived.keys() if carries else scaled - event.arrived.keys()
+            elif isinstance(event, Call) and event.name == "unscale":
+                scaled.discard(event.number)
+        return numbers & scaled
 
 
 def _tried(event: Event) -> int | None:
