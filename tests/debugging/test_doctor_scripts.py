@@ -1,4 +1,4 @@
-"""The doctor on scripts that were written without a look at it: 29 sound ones, 31 with one fault, 16 that misbehave."""
+"""The doctor on scripts that were written without a look at it: 36 sound ones, 37 with one fault, 16 that misbehave."""
 
 from __future__ import annotations
 

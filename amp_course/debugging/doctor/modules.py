@@ -41,10 +41,8 @@ class ModulesSeen:
         """Look at what was called in an update."""
         called, self._now = self._now, {}
         self.updates += 1
-        self.mode_counts |= any(
-            isinstance(one, _BatchNorm) or (isinstance(one, _DropoutNd) and one.p > 0) for one in called
-        )
-        trained = any(called.values())
+        self.mode_counts |= any(_is_of_two_modes(one) for one in called)
+        trained = any(mode for one, mode in called.items() if one._parameters or _is_of_two_modes(one))  # no loss, say
         self.trained += trained
         self.evaluated = 0 if trained else self.evaluated + 1
         used = {id(p): p for one in called for p in one._parameters.values() if p is not None and p.requires_grad}
@@ -75,6 +73,10 @@ class ModulesSeen:
         if self.left_out > _MOST * self.updates and self.lost < _SURE and not wrapped:
             outside, used, _ = self.example
             yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
+
+
+def _is_of_two_modes(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
 
 
 def _held(update: Update, training: Training) -> tuple[dict[int, Tensor], set[int]]:
