@@ -64,7 +64,7 @@ def compare(workload: Workload, chosen: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print the comparison; return 1 if a tool costs more than it may."""
-    chosen = arguments((__doc__ or "").split("\n")[0], rounds=10, steps=20, argv=argv)
+    chosen = arguments((__doc__ or "").split("\n")[0], rounds=8, steps=10, argv=argv)
     warn_if_busy()
     record = Record("debugging", machine_report(chosen.device), chosen)
     fine = True
