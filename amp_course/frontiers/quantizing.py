@@ -1,0 +1,157 @@
+"""Round tensors to block formats, as they would come back from memory; and the parts that lie there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from amp_course.bits import FP32, round_to
+from amp_course.bits.rounding import binade, work_dtype
+from amp_course.frontiers.block_formats import LARGEST_SCALE, LEAST_SCALE, BlockFormat
+
+ElementRounding = Literal["nearest", "stochastic"]
+
+
+def quantize(
+    tensor: Tensor,
+    block_format: BlockFormat,
+    dim: int = -1,
+    *,
+    rounding: ElementRounding = "nearest",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Round a tensor to a block format and back: what is left of its numbers.
+
+    tensor:    any shape, any floating dtype; an empty one comes back as it is
+    dim:       along which blocks lie; where the size is no multiple of a block, the last block is shorter
+    rounding:  of the elements: to nearest, ties to even, or up or down at random, right on average
+    generator: of the random numbers
+    returns:   the same shape, in float32, or in float64 if the tensor is
+    A block that holds inf or NaN becomes NaN, all of it, as one with a scale of NaN is (OCP MX v1.0, section 5.1). Gradients pass
+    straight through, as with `round_to`.
+
+    Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
+    Example: quantize(torch.tensor([6.0, 0.4]), MXFP4) → tensor([6.0000, 0.5000])
+    """
+    result: Tensor = _StraightThrough.apply(tensor, block_format, dim, rounding, generator)
+    return result
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What is stored of a tensor: `elements` in the element's format, [..., blocks, size], and their scales, [..., blocks].
+
+    elements:     float32 or float64; the last block is filled up with zeros
+    scales:       the block's scale times the tensor's; NaN for a block that holds inf or NaN
+    tensor_scale: 1.0 for formats without one
+    """
+
+    elements: Tensor
+    scales: Tensor
+    tensor_scale: float
+
+
+def blocks_of(
+    tensor: Tensor,
+    block_format: BlockFormat,
+    dim: int = -1,
+    *,
+    rounding: ElementRounding = "nearest",
+    generator: torch.Generator | None = None,
+) -> Blocks:
+    """Take a tensor apart as `quantize` does; the dimension that blocks lie along comes last."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"unknown rounding {rounding!r}: choose “nearest” or “stochastic”")
+    element = block_format.element
+    dtype = torch.float64 if block_format.two_level else work_dtype(tensor, element)  # a quotient is rounded only once
+    work_dtype(tensor, element)  # raises for what is no floating-point tensor
+    values = _in_blocks(tensor.detach().to(dtype), block_format.size, dim)
+    amax = values.abs().amax(dim=-1) if values.numel() else values.new_zeros(values.shape[:-1])
+    amax = torch.where(amax.isfinite(), amax, torch.nan)  # amax is NaN already if one of them is
+    tensor_scale = 1.0
+    if block_format.scale is not None:
+        tensor_scale = tensor_scale_of(amax, block_format)
+        block_scales = round_to(amax / (element.max * tensor_scale), block_format.scale)
+        scales = block_scales.to(dtype) * tensor_scale
+    else:
+        powers = torch.ldexp(torch.ones_like(amax, dtype=torch.float64), _exponents(amax, block_format))
+        scales = powers.to(dtype).masked_fill(amax.isnan(), torch.nan)
+    divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN decides alone
+    scaled = (torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors).clamp(-element.max, element.max)
+    elements = round_to(scaled, element) if rounding == "nearest" else _stochastic(scaled, block_format, generator)
+    return Blocks(elements, scales, tensor_scale)
+
+
+def tensor_scale_of(amax: Tensor, block_format: BlockFormat) -> float:
+    """Return the fp32 scale of a whole tensor, from the largest magnitudes of its blocks: with it, the largest scale fits."""
+    assert block_format.scale is not None
+    finite = amax[amax.isfinite()]
+    largest = float(finite.max()) if finite.numel() else 0.0
+    scale = float(
+        round_to(torch.tensor(largest / (block_format.element.max * block_format.scale.max), dtype=torch.float64), FP32)
+    )
+    return scale if 0 < scale < math.inf else 1.0
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, block_format: BlockFormat, dim: int, rounding: ElementRounding,
+        generator: torch.Generator | None,
+    ) -> Tensor:  # fmt: skip
+        parts = blocks_of(tensor, block_format, dim, rounding=rounding, generator=generator)
+        ctx.dtype = tensor.dtype
+        values = parts.elements * parts.scales[..., None]
+        flat = values.flatten(-2)[..., : tensor.shape[dim] if tensor.dim() else 1]
+        whole = flat.movedim(-1, dim) if tensor.dim() else flat.reshape(())
+        return whole.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0].to(ctx.dtype), None, None, None, None
+
+
+def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
+    """Return [..., blocks, size], with `dim` last, filled up with zeros."""
+    if not values.dim():
+        values = values.reshape(1)
+    if not -values.dim() <= dim < values.dim():
+        raise IndexError(
+            f"dim is {dim}, and the tensor has {values.dim()} dimensions: blocks lie along one that it has"
+        )
+    last = values.movedim(dim, -1)
+    blocks = -(-last.shape[-1] // size)
+    if not last.numel():
+        return last.new_zeros(*last.shape[:-1], blocks, size)
+    return pad(last, (0, blocks * size - last.shape[-1])).unflatten(-1, (blocks, size))
+
+
+def _exponents(amax: Tensor, block_format: BlockFormat) -> Tensor:
+    """Return the exponents of power-of-two scales, int32."""
+    element = block_format.element
+    known = torch.where(amax > 0, amax, 1.0).double()  # room for all exponents on the way
+    if block_format.rounding == "nearest":
+        known = _to_bits(known, element.significand_bits)
+    exponents = torch.frexp(known).exponent - 1 - element.max_exponent
+    if block_format.rounding == "up":
+        exponents = exponents + (torch.ldexp(known, -exponents) > element.max)
+    return torch.where(amax > 0, exponents.clamp(LEAST_SCALE, LARGEST_SCALE), LEAST_SCALE)
+
+
+def _to_bits(values: Tensor, bits: int) -> Tensor:
+    """Round positive numbers to so many significand bits, ties to even, whatever their exponent."""
+    significand, exponent = torch.frexp(values)  # from 0.5 to 1
+    return torch.ldexp((significand * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent)
+
+
+def _stochastic(scaled: Tensor, block_format: BlockFormat, generator: torch.Generator | None) -> Tensor:
+    """Round to a neighbour at random, the nearer one more often, so that the mean is right."""
+    element = block_format.element
+    step = binade(scaled, element) * element.eps
+    noise = torch.rand(scaled.shape, generator=generator, device=scaled.device, dtype=scaled.dtype)
+    return ((scaled / step + noise).floor() * step).clamp(-element.max, element.max)

@@ -1,0 +1,198 @@
+"""`quantize` against gfloat's block quantisation, the course's exact reference, and an NVFP4 of its own in float64."""
+
+import math
+from fractions import Fraction
+
+import gfloat.block
+import gfloat.formats
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_course.bits import FloatFormat
+from amp_course.frontiers import (
+    BLOCK_FORMATS,
+    MXFP4,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    BlockFormat,
+    blocks_of,
+    quantize,
+)
+from amp_course.frontiers.quantizing import tensor_scale_of
+from amp_course.frontiers.reference import quantize_block
+
+GFLOAT = {
+    MXFP8_E5M2: gfloat.formats.format_info_mxfp8_e5m2,
+    MXFP8_E4M3: gfloat.formats.format_info_mxfp8_e4m3,
+    MXFP6_E3M2: gfloat.formats.format_info_mxfp6_e3m2,
+    MXFP6_E2M3: gfloat.formats.format_info_mxfp6_e2m3,
+    MXFP4: gfloat.formats.format_info_mxfp4_e2m1,
+}
+ID = {"ids": lambda value: getattr(value, "name", value)}
+
+
+def edge_blocks() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    outlier = torch.randn(32)
+    outlier[3] = 1e6
+    blocks = {
+        "zeros": torch.zeros(32),
+        "one outlier": outlier,
+        "one number": torch.nn.functional.pad(torch.tensor([-2.7]), (5, 26)),
+        "the end of fp32": torch.full((32,), 1.7e38),
+        "eighths": torch.arange(32.0) / 8,
+        "negative quarters": -torch.arange(32.0) / 4,
+        "past the largest element": torch.linspace(1.0, 1.999, 32),
+        "powers of two": 2.0 ** -torch.arange(32.0),
+        "signed zeros": torch.cat([torch.full((16,), -0.0), torch.ones(16)]),
+    }
+    sized = {f"2^{e}": (torch.randn(32).double() * 2.0**e).float() for e in (-149, -140, -127, -126, -60, 60, 124)}
+    drawn = {f"drawn {n}": torch.randn(32) * 2.0 ** int(torch.randint(-40, 40, ())) for n in range(60)}
+    return blocks | sized | drawn
+
+
+@pytest.mark.parametrize("fmt", GFLOAT, **ID)
+def test_every_mx_format_equals_gfloat_bit_for_bit(fmt: BlockFormat) -> None:
+    for name, block in edge_blocks().items():
+        wanted = gfloat.block.quantize_block(GFLOAT[fmt], block.double().numpy(), gfloat.block.compute_scale_amax)
+        got = quantize(block, fmt)
+        assert np.array_equal(got.numpy(), wanted.astype(np.float32)), name
+
+
+@pytest.mark.parametrize("rounding", ["down", "nearest", "up"])
+@pytest.mark.parametrize("fmt", GFLOAT, **ID)
+def test_every_rounding_of_the_scale_equals_the_exact_reference(fmt: BlockFormat, rounding) -> None:
+    fmt = fmt.rounding_scale(rounding)
+    for name, block in edge_blocks().items():
+        wanted = torch.tensor(quantize_block(block.tolist(), fmt), dtype=torch.float64).float()
+        got = quantize(block, fmt)
+        assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit()), (name, got, wanted)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+       st.sampled_from([*GFLOAT]), st.sampled_from(["down", "nearest", "up"]))  # fmt: skip
+def test_drawn_blocks_equal_the_exact_reference(values, fmt, rounding) -> None:
+    fmt = fmt.rounding_scale(rounding)
+    wanted = [quantize_block(values[n : n + 32], fmt) for n in range(0, len(values), 32)]
+    got = quantize(torch.tensor(values, dtype=torch.float64), fmt)
+    assert got.tolist() == [one for block in wanted for one in block]
+
+
+def nvfp4_in_float64(x: np.ndarray) -> np.ndarray:
+    """NVFP4 by ml_dtypes' casts: one fp32 scale, an E4M3 scale for each 16 numbers, E2M1 elements."""
+    blocks = x.astype(np.float64).reshape(-1, 16)
+    amax = np.abs(blocks).max(axis=1, keepdims=True)
+    whole = np.float64(np.float32(amax.max() / (6 * 448))) or 1.0
+    scales = (amax / (6 * whole)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * whole
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scaled = np.where(scales > 0, blocks / scales, 0)
+    elements = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    return (elements * scales).astype(np.float32).reshape(x.shape)
+
+
+@pytest.mark.parametrize("spread", [0, 4, 12])
+def test_nvfp4_equals_a_float64_reference(spread: int) -> None:
+    torch.manual_seed(spread)
+    x = torch.randn(64, 128) * 2.0 ** torch.randint(-spread, spread + 1, (64, 1))
+    x[0] = 0
+    assert np.array_equal(quantize(x, NVFP4).numpy(), nvfp4_in_float64(x.numpy()))
+    whole = tensor_scale_of(x.double().reshape(-1, 16).abs().amax(1), NVFP4)
+    exact = [quantize_block(row, NVFP4, whole) for row in x.double().reshape(-1, 16)[:64].tolist()]
+    assert torch.equal(quantize(x, NVFP4).reshape(-1, 16)[:64], torch.tensor(exact).float())
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS, **ID)
+def test_what_is_rounded_once_stays(fmt: BlockFormat) -> None:
+    x = quantize(torch.randn(8, 64), fmt.rounding_scale("up"))
+    if not fmt.two_level:
+        assert torch.equal(quantize(x, fmt.rounding_scale("up")), x)
+    assert torch.equal(quantize(-x, fmt), -quantize(x, fmt))
+
+
+def test_blocks_lie_along_any_dimension_and_the_last_may_be_shorter() -> None:
+    x = torch.randn(70, 3, 5)
+    along = quantize(x, MXFP4, dim=0)
+    for place in ((0, 0), (2, 4)):
+        column = torch.cat([quantize(x[n : n + 32, *place], MXFP4) for n in (0, 32, 64)])
+        assert torch.equal(along[:, *place], column)
+    assert torch.equal(quantize(x, MXFP4, dim=-3), along)
+    parts = blocks_of(x, MXFP4, dim=0)
+    assert parts.elements.shape == (3, 5, 3, 32) and parts.scales.shape == (3, 5, 3)
+
+
+def test_empty_single_and_half_tensors() -> None:
+    for shape in ((0,), (3, 0), (0, 3)):
+        for fmt in (MXFP4, NVFP4):
+            assert quantize(torch.zeros(shape), fmt).shape == shape
+    assert quantize(torch.tensor(3.3), MXFP4) == 3.0  # 6.6 of half a unit is past the largest element, 6
+    half = torch.randn(4, 32).half()
+    assert torch.equal(quantize(half, MXFP8_E4M3), quantize(half.float(), MXFP8_E4M3))
+    assert quantize(half.double(), MXFP4).dtype == torch.float64
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS, **ID)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_block_with_nan_or_inf_is_nan_and_the_others_are_not(fmt: BlockFormat, bad: float) -> None:
+    x = torch.randn(3, fmt.size)
+    clean = quantize(x, fmt)
+    x[1, 7] = bad
+    got = quantize(x, fmt)
+    assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+    if not fmt.two_level:
+        assert torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+def test_bad_input_is_refused_with_a_reason() -> None:
+    with pytest.raises(TypeError, match="convert it with"):
+        quantize(torch.arange(4), MXFP4)
+    with pytest.raises(IndexError, match="the tensor has 2 dimensions"):
+        quantize(torch.ones(2, 2), MXFP4, dim=2)
+    with pytest.raises(ValueError, match="unknown rounding"):
+        quantize(torch.ones(2), MXFP4, rounding="up")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1 number"):
+        MXFP4.with_size(0)
+    with pytest.raises(ValueError, match="choose “down”, “nearest” or “up”"):
+        MXFP4.rounding_scale("even")  # type: ignore[arg-type]
+
+
+def test_gradients_pass_straight_through() -> None:
+    x = torch.randn(4, 40, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(4, 40)
+    (quantize(x, MXFP4, dim=0) * weight).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, weight.bfloat16())
+
+
+@pytest.mark.parametrize("fmt", [MXFP4, NVFP4, MXFP6_E2M3], **ID)
+def test_stochastic_rounding_is_right_on_average_and_takes_neighbours_only(fmt: BlockFormat) -> None:
+    fmt, generator = fmt.rounding_scale("up"), torch.Generator().manual_seed(0)
+    x = torch.randn(1, 64)
+    parts = blocks_of(x, fmt)
+    drawn = torch.stack([quantize(x, fmt, rounding="stochastic", generator=generator) for _ in range(4000)])
+    step = parts.scales.repeat_interleave(fmt.size, -1).float() * 2  # the widest gap of fp4's: from 4 to 6
+    largest = parts.scales.repeat_interleave(fmt.size, -1).float() * fmt.element.max
+    inside = x.abs() <= largest
+    assert ((drawn - x).abs() <= step)[:, inside].all()
+    error = (drawn.double().mean(0) - x).abs() / step
+    assert error[inside].max() < 5 * 0.5 / math.sqrt(4000)
+
+
+def test_bits_a_number() -> None:
+    assert MXFP4.bits == Fraction(17, 4) and NVFP4.bits == Fraction(9, 2) and MXFP8_E4M3.bits == Fraction(33, 4)
+    int2 = FloatFormat.of(1, 0, "finite")
+    assert BlockFormat("tiny", int2, 4).bits == 4
+
+
+def test_the_scale_rounded_down_cuts_what_up_keeps() -> None:
+    """Where amax is just below a power of two, the spec's scale makes the largest number of a block too small by a quarter."""
+    x = torch.tensor([7.9, 1.0])
+    assert quantize(x, MXFP4).tolist() == [6.0, 1.0]
+    assert quantize(x, MXFP4.rounding_scale("up")).tolist() == [8.0, 1.0]
+    assert quantize(x, MXFP4.rounding_scale("nearest")).tolist() == [8.0, 1.0]
