@@ -25,7 +25,7 @@ class ModulesSeen:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the training has a new optimizer."""
+        """Forget what was seen: the training has a new optimizer."""
         self.updates = self.trained = self.evaluated = 0  # `evaluated`: in a row, at the end
         self.mode_counts = False  # some dropout or batch norm was called
         self.left_out = self.lost = (
