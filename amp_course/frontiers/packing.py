@@ -1,0 +1,112 @@
+"""Numbers of 1, 2 or 4 bits, several to a byte; and tensors rounded to so few levels, group by group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BITS = (1, 2, 4, 8)
+
+
+def pack(codes: Tensor, bits: int = 2) -> Tensor:
+    """Put codes side by side into bytes, the first in the lowest bits: [1, 2, 3, 0] of 2 bits → [0b00111001].
+
+    codes:   integers from 0 to 2^bits - 1, any shape
+    returns: uint8, flat; the last byte is filled up with zeros
+    Raises ValueError for a number of bits other than 1, 2, 4 and 8, and for codes that do not fit.
+    """
+    per_byte = _per_byte(bits)
+    if codes.is_floating_point() or codes.is_complex():
+        raise TypeError(f"codes are integers, and these are {codes.dtype}")
+    flat = codes.reshape(-1)
+    if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < 2**bits:
+        raise ValueError(
+            f"codes of {bits} bits go from 0 to {2**bits - 1}, and these from {int(flat.min())} to {int(flat.max())}"
+        )
+    rows = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % per_byte)).view(-1, per_byte)
+    packed = torch.zeros(len(rows), dtype=torch.uint8, device=codes.device)
+    for place in range(per_byte):
+        packed |= rows[:, place] << (bits * place)
+    return packed
+
+
+def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
+    """Return the first `count` codes of bytes that `pack` made, flat, as uint8."""
+    per_byte = _per_byte(bits)
+    if not 0 <= count <= packed.numel() * per_byte:
+        raise ValueError(f"{packed.numel()} bytes hold {packed.numel() * per_byte} codes of {bits} bits, not {count}")
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, None] >> shifts) & (2**bits - 1)).view(-1)[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A tensor in few bits: for each group of numbers in a row its smallest and its step, for each number a code.
+
+    codes: uint8, packed
+    least, step: one for each group, in bf16: value = least + code * step
+    """
+
+    codes: Tensor
+    least: Tensor
+    step: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    bits: int
+    group: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, all told."""
+        return self.codes.nbytes + self.least.nbytes + self.step.nbytes
+
+    def restore(self) -> Tensor:
+        """Return a tensor of the old shape and dtype."""
+        count = self.shape.numel()
+        codes = unpack(self.codes, len(self.least) * self.group, self.bits).view(-1, self.group).float()
+        values = torch.addcmul(self.least.float()[:, None], codes, self.step.float()[:, None])
+        return values.view(-1)[:count].view(self.shape).to(self.dtype)
+
+
+def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.Generator | None = None) -> Packed:
+    """Round a tensor to 2^bits levels, group by group, at random and right on average.
+
+    group: numbers that share a smallest and a step; the last group may be filled up
+    The ends of a group are rounded to bf16, outwards, so that each number lies between two levels and is right on average.
+    Raises ValueError for an inf or NaN and for sizes below 1, TypeError for a tensor that is not of real floating-point numbers.
+    Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with stochastic rounding.
+    """
+    _per_byte(bits)
+    if group < 1 or (group * bits) % 8:
+        raise ValueError(f"group is {group}: it has to fill whole bytes, {8 // bits} codes of {bits} bits to a byte")
+    if not tensor.is_floating_point():
+        raise TypeError(f"only floating-point tensors are compressed, and this one is {tensor.dtype}")
+    flat = tensor.detach().reshape(-1).float()
+    count = flat.numel()
+    padded = torch.cat([flat, flat[-1:].expand(-count % group)]) if count else flat
+    rows = padded.view(-1, group)
+    low, high = (rows.amin(1), rows.amax(1)) if count else (rows.new_zeros(0), rows.new_zeros(0))
+    if not bool((low.isfinite() & high.isfinite()).all()):
+        raise ValueError("the tensor holds inf or NaN, and a group with one has no smallest and no step")
+    least = _outwards(low, up=False)
+    levels = 2**bits - 1
+    step = _outwards((high - least.float()) / levels, up=True)
+    width = torch.where(step > 0, step.float(), 1.0)[:, None]
+    noise = torch.rand(rows.shape, generator=generator, device=rows.device)
+    codes = ((rows - least.float()[:, None]) / width + noise).floor_().clamp_(0, levels).to(torch.uint8)
+    return Packed(pack(codes, bits), least, step, tensor.shape, tensor.dtype, bits, group)
+
+
+def _outwards(values: Tensor, *, up: bool) -> Tensor:
+    """Round to bf16 upwards or downwards."""
+    near = values.bfloat16()
+    wrong = near.float() < values if up else near.float() > values
+    return torch.where(wrong, torch.nextafter(near, near.new_tensor(torch.inf if up else -torch.inf)), near)
+
+
+def _per_byte(bits: int) -> int:
+    if bits not in BITS:
+        raise ValueError(f"bits is {bits!r}: a byte is cut into codes of 1, 2, 4 or 8 bits")
+    return 8 // bits
