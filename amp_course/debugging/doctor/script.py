@@ -76,7 +76,11 @@ def examine_script(
         )
         outcome = run(steps, seconds, folder)
         results = _results(folder)
-        short = [one["updates"] for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
+        short = [
+            one["updates"]
+            for one in results
+            if one.get("scalers") and one["ended"] in ("end", "exit") and not _all_skipped(one)
+        ]
         left = seconds - (time.monotonic() - began)
         if again and short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
             repeated = folder / "again"
@@ -89,6 +93,11 @@ def examine_script(
             put_back(folder / "again")
         shutil.rmtree(folder, ignore_errors=True)
     return _diagnosis(subject, results, outcome, seconds, changed)
+
+
+def _all_skipped(one: dict[str, Any]) -> bool:
+    """Tell whether most updates were skipped: then none with finite gradients is left to put an inf into."""
+    return bool(2 * one["skipped"] > one["updates"] - 2)
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
