@@ -125,7 +125,8 @@ def test_exit_codes_by_rank(runs: dict[str, "Future[ScriptRun]"]) -> None:
         other, own = runs[name].result().exit_codes
         assert own == code, name
         assert other in (-15, None), name  # None: it had not come so far as to write down its process
-    assert runs["hangs"].result().exit_codes == (0, None)
+    ended, hanging = runs["hangs"].result().exit_codes
+    assert ended == 0 and hanging in (None, -6)  # -6: asked where it hangs, it had time to end of that
 
 
 def test_a_traceback_is_that_of_the_script_alone(runs: dict[str, "Future[ScriptRun]"]) -> None:
