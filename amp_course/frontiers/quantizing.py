@@ -68,8 +68,9 @@ def blocks_of(
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"unknown rounding {rounding!r}: choose “nearest” or “stochastic”")
     element = block_format.element
-    dtype = torch.float64 if block_format.two_level else work_dtype(tensor, element)  # a quotient is rounded only once
-    work_dtype(tensor, element)  # raises for what is no floating-point tensor
+    dtype = work_dtype(tensor, element)
+    if block_format.two_level:
+        dtype = torch.float64  # so that a quotient is rounded only once
     values = _in_blocks(tensor.detach().to(dtype), block_format.size, dim)
     amax = values.abs().amax(dim=-1) if values.numel() else values.new_zeros(values.shape[:-1])
     amax = torch.where(amax.isfinite(), amax, torch.nan)  # amax is NaN already if one of them is
