@@ -19,7 +19,6 @@ from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, r
 from amp_course.autocast.recorder import Recorder
 from amp_course.autocast.records import LOSS, Record, dtypes, module_rows, tensors_in
 from amp_course.autocast.region import check_region, is_fake, region, stage
-from amp_course.autocast.trace_html import trace_table, trace_text
 
 
 class TraceError(RuntimeError):
@@ -34,9 +33,13 @@ class Trace(Record):
     """A `Record` that shows itself: `print` it, or let a notebook show it as a table."""
 
     def __str__(self) -> str:
+        from amp_course.autocast.trace_html import trace_text  # here, for it imports matplotlib
+
         return trace_text(self)
 
     def _repr_html_(self) -> str:
+        from amp_course.autocast.trace_html import trace_table  # here, for it imports matplotlib
+
         return trace_table(self)
 
 

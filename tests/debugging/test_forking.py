@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from amp_course.debugging.clinic.ward import find_patient
 from amp_course.debugging.doctor import examine_script
-from amp_course.debugging.doctor.forking import ForkServer
+from amp_course.debugging.doctor.forking import ForkServer, fork_servers
 from amp_course.debugging.doctor.running import run_script
 from amp_course.kit.errors import CourseError
 
@@ -36,7 +39,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as started:
+    with fork_servers() as (started,):
         yield started
 
 
@@ -64,8 +67,35 @@ def test_a_fork_that_runs_too_long_is_ended_and_the_next_one_runs(server: ForkSe
 
 
 def test_the_caller_is_told_if_the_server_is_gone(tmp_path: Path) -> None:
-    with ForkServer() as gone:
-        gone._process.kill()
-        gone._process.wait()
-        with pytest.raises(CourseError, match="out of memory"):
-            examine_script(find_patient("masked_rows"), server=gone)
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    with ours, pytest.raises(CourseError, match="out of memory"):
+        examine_script(find_patient("masked_rows"), server=ForkServer(ours))
+
+
+def test_two_servers_run_scripts_at_once_and_end_with_their_block(tmp_path: Path) -> None:
+    def run(number: int, server: ForkServer) -> tuple[str, ...]:
+        """Wait in one script for the other's file: only two that run at once can both end."""
+        script, folder = tmp_path / f"script{number}.py", tmp_path / f"folder{number}"
+        folder.mkdir()
+        mine, other = tmp_path / f"file{number}", tmp_path / f"file{1 - number}"
+        waits = f"while not os.path.exists({str(other)!r}): time.sleep(0.01)"
+        script.write_text(f"import os, time\nopen({str(mine)!r}, 'w')\n{waits}\nprint('server', os.getppid())\n")
+        return run_script(script, [], 3, 60.0, folder, threads=1, server=server).lines
+
+    with fork_servers(2) as servers, ThreadPoolExecutor(2) as pool:
+        lines = [line for lines in pool.map(run, range(2), servers) for line in lines]
+    parents = {int(line.split()[-1]) for line in lines if line.startswith("server")}
+    assert len(parents) == 2
+    deadline = time.monotonic() + 10
+    while any(runs(pid) for pid in parents):
+        assert time.monotonic() < deadline, "a server outlives its block"
+        time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs: one that has ended and waits to be reaped has no command line any more."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from amp_course.debugging.clinic import patients
 from amp_course.debugging.doctor import Diagnosis, examine_script
-from amp_course.debugging.doctor.forking import ForkServer
+from amp_course.debugging.doctor.forking import ForkServer, fork_servers
 from amp_course.kit.table import html_table, text_table
 
 # The patients in the order of the exercises → what the doctor calls the cause.
@@ -82,10 +82,8 @@ class Round:
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
     """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
     paths = {name: find_patient(name) for name in names}
-    with contextlib.ExitStack() as stack:
-        free: list[ForkServer | None] = [
-            stack.enter_context(ForkServer()) if sys.platform == "linux" else None for _ in range(at_once)
-        ]
+    with fork_servers(at_once) if sys.platform == "linux" else contextlib.nullcontext([None] * at_once) as servers:
+        free: list[ForkServer | None] = [*servers]
 
         def examine(path: Path) -> Diagnosis:
             server = free.pop()

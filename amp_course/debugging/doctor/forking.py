@@ -1,6 +1,6 @@
 """Fork processes that have imported torch already: that saves each of many scripts the seconds that the import takes.
 
-Run as a file, this is the server: `python forking.py FD`. It forks itself once for each request.
+Run as a file, these are the servers: `python forking.py FD ...`, one for each connection. Each forks itself once per request.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder
 
 import atexit
+import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,24 +26,35 @@ from typing import Any
 from amp_course.kit.errors import CourseError
 
 
+@contextlib.contextmanager
+def fork_servers(count: int = 1) -> Iterator[list[ForkServer]]:
+    """Start `count` servers that import torch once between them, and end them afterwards. Linux only."""
+    with contextlib.ExitStack() as stack:
+        pipes = [multiprocessing.Pipe() for _ in range(count)]
+        for ours, _ in pipes:
+            stack.enter_context(ours)
+        theirs = [connection.fileno() for _, connection in pipes]
+        process = subprocess.Popen(
+            [sys.executable, __file__, *map(str, theirs)],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for _, connection in pipes:
+            connection.close()
+        try:
+            yield [ForkServer(ours) for ours, _ in pipes]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the servers; each script has a group of its own
+            process.wait()
+
+
 class ForkServer:
-    """A process that is forked for each script, one at a time. Use it in a `with` statement; Linux only."""
+    """A process that is forked for each script, one at a time."""
 
-    def __enter__(self) -> ForkServer:
-        """Start it."""
-        self.connection, others = multiprocessing.Pipe()
-        with others:
-            fd = others.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(fd)], pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """End it."""
-        self.connection.close()
-        self._process.kill()
-        self._process.wait()
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
     def start(self, arguments: Sequence[str], output: Path, environment: dict[str, str]) -> Fork:
         """Run `inside.py` with these arguments in a fork, in the current folder, with its output in a file."""
@@ -76,6 +89,18 @@ class Fork:
         return self.wait(0) if self.code is not None or self._connection.poll() else None
 
 
+def own_connection(fds: Sequence[int]) -> Connection:
+    """Fork a server for every connection but the last, which stays here. Each keeps its own alone, so it sees that one's end."""
+    own = fds[-1]
+    for fd in fds[:-1]:
+        if os.fork() == 0:
+            own = fd
+            break
+    for fd in set(fds) - {own}:
+        os.close(fd)
+    return Connection(own)
+
+
 def next_request(connection: Connection) -> tuple[Any, ...] | None:
     """Wait for requests. Returns each in a fork of its own, and None in the server once nobody is left to ask."""
     while True:
@@ -91,13 +116,13 @@ def next_request(connection: Connection) -> tuple[Any, ...] | None:
         connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def main(fd: int) -> None:
-    """Be the server, then each of its forks."""
+def main(*fds: int) -> None:
+    """Be the servers, then each of their forks."""
     import torch._dynamo
 
     from amp_course.debugging.doctor import inside
 
-    request = next_request(Connection(fd))
+    request = next_request(own_connection(fds))
     if request is None:
         return
     arguments, output, environment, folder = request
@@ -130,4 +155,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
