@@ -1,0 +1,78 @@
+"""How far the gradients of a partly trained GPT are from fp32's, in one step and on average over the draws of the rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from amp_course.frontiers.experiments.variants import Variant
+from amp_course.kit.data import CharText, documentation_text, text_batches
+from amp_course.kit.models import CharGPT
+from amp_course.kit.random_state import same_random_state
+from amp_course.kit.threads import one_thread
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """Of one variant: the norm of a gradient's error over the norm of the gradient.
+
+    single: of one step, the mean over draws
+    mean:   of the mean of all draws: what is left of `single` does not average out
+    zeros:  the share of numbers that are 0 and are not in fp32
+    """
+
+    variant: str
+    single: float
+    mean: float
+    zeros: float
+
+
+def gradient_errors(variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0) -> list[GradientError]:
+    """Train a small GPT in fp32, then compute the gradient of one more batch under each variant, `draws` times.
+
+    steps: of the training, after which gradients are smaller and less alike than at the start
+    """
+    text = CharText(documentation_text())
+    with same_random_state(), one_thread():
+        torch.manual_seed(seed)
+        model = CharGPT(len(text.vocabulary), 64, layers=2, heads=4, width=64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+        *before, last = text_batches(text, 8, 64, steps + 1, seed)
+        for batch in before:
+            optimizer.zero_grad()
+            _loss(model, *batch).backward()
+            optimizer.step()
+        exact = _gradient(model, last)
+        found = []
+        for variant in variants:
+            single, total = [], torch.zeros_like(exact)
+            for draw in range(draws):
+                rounded = copy.deepcopy(model)
+                variant.convert(rounded, seed=draw)
+                gradient = _gradient(rounded, last)
+                single.append(_distance(gradient, exact))
+                total += gradient
+            zeros = float(((gradient == 0) & (exact != 0)).float().mean())
+            found.append(GradientError(variant.name, sum(single) / draws, _distance(total / draws, exact), zeros))
+    return found
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def _gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the gradient of all matrices in the blocks, flat, in float64."""
+    model.zero_grad()
+    _loss(model, *batch).backward()
+    matrices = [p.grad for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2 and p.grad is not None]
+    return torch.cat([grad.flatten() for grad in matrices]).double()
+
+
+def _distance(gradient: Tensor, exact: Tensor) -> float:
+    return float((gradient - exact).norm() / exact.norm())

@@ -1,0 +1,101 @@
+"""Several trainings as a table: one row for each variant and rate, with the spread over its seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from amp_course.frontiers.experiments.training import Run
+from amp_course.kit.table import html_table, text_table
+
+SCORES = {"gpt": "held-out loss", "resnet": "right digits"}
+
+
+@dataclass(frozen=True)
+class TrainingTable:
+    """Trainings of one workload. Each number is a mean over seeds, with the least and the largest where there are several."""
+
+    runs: tuple[Run, ...]
+
+    def __post_init__(self) -> None:
+        if len({run.workload for run in self.runs}) != 1:
+            raise ValueError("a table holds trainings of one workload: make one for each")
+
+    def groups(self) -> dict[tuple[str, float], list[Run]]:
+        """Return the runs of each variant and rate, in the order of the first."""
+        groups: dict[tuple[str, float], list[Run]] = {}
+        for run in self.runs:
+            groups.setdefault((run.variant, run.rate), []).append(run)
+        return groups
+
+    def score(self, variant: str, rate: float | None = None) -> float:
+        """Return the mean score of a variant; KeyError if it did not train."""
+        found = [run.score for run in self.runs if run.variant == variant and rate in (None, run.rate)]
+        if not found:
+            raise KeyError(f"{variant!r} was not trained: choose one of {sorted({run.variant for run in self.runs})}")
+        return sum(found) / len(found)
+
+    def rows(self) -> list[list[str]]:
+        """Return the table as text, its head first."""
+        workload = self.runs[0].workload
+        several_rates = len({run.rate for run in self.runs}) > 1
+        compressed = any(run.kept for run in self.runs)
+        head = [
+            "variant",
+            *(["rate"] if several_rates else []),
+            "bits",
+            "last loss",
+            SCORES[workload],
+            "seeds",
+            "ms a step",
+        ]
+        rows = [head + (["fp32 bytes"] if compressed else [])]
+        for (variant, rate), runs in self.groups().items():
+            row = [variant, *([f"{rate:g}"] if several_rates else []), f"{runs[0].bits:.3g}"]
+            row += [_spread([run.last_loss for run in runs], 3)]
+            row += [
+                _spread([run.score for run in runs], 3) if workload == "gpt" else _percent([run.score for run in runs])
+            ]
+            row += [str(len(runs)), f"{1000 * sum(run.seconds_per_step for run in runs) / len(runs):.1f}"]
+            if compressed:
+                row.append(f"÷ {runs[0].whole / runs[0].kept:.1f}" if runs[0].kept else "")
+            rows.append(row)
+        return rows
+
+    def __repr__(self) -> str:
+        return text_table(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def _spread(values: Iterable[float], digits: int) -> str:
+    values = list(values)
+    if not all(map(math.isfinite, values)):
+        return "not finite"
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _percent(values: Iterable[float]) -> str:
+    values = [100 * value for value in values]
+    mean = f"{sum(values) / len(values):.1f} %"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.1f} to {max(values):.1f})"
+
+
+def recorded(path: Path) -> dict[str, TrainingTable]:
+    """Read the trainings that a benchmark recorded, by workload."""
+    found = [Run(**{**run, "losses": tuple(run["losses"])}) for run in json.loads(path.read_text("utf-8"))["runs"]]
+    return {
+        name: TrainingTable(tuple(run for run in found if run.workload == name))
+        for name in {run.workload for run in found}
+    }
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """Return a run for a file: its losses with four digits, every fifth and the last twenty."""
+    return {**asdict(run), "losses": [float(f"{loss:.4g}") for loss in run.losses]}

@@ -1,0 +1,116 @@
+"""Train the character GPT and the digits ResNet under a variant, with the same weights, batches and learning rates for all."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+
+from amp_course.frontiers.activations import CompressedActivations
+from amp_course.frontiers.experiments.variants import Variant
+from amp_course.kit.data import CharText, digit_batches, digits, documentation_text, text_batches
+from amp_course.kit.models import CharGPT, DigitsResNet
+from amp_course.kit.random_state import same_random_state
+from amp_course.kit.threads import one_thread
+
+CONTEXT, LAST = 64, 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one training.
+
+    workload:         "gpt" or "resnet"
+    losses:           of each step, on its batch
+    score:            on data that it did not train on: the loss of the GPT, the share of right digits of the ResNet
+    seconds_per_step: as timed here; it says what simulation costs, not what hardware would
+    kept, whole:      bytes of activations kept in few bits in a step, and what they would take in fp32
+    """
+
+    workload: str
+    variant: str
+    bits: float
+    rate: float
+    seed: int
+    losses: tuple[float, ...]
+    score: float
+    seconds_per_step: float
+    kept: int = 0
+    whole: int = 0
+
+    @property
+    def last_loss(self) -> float:
+        """The mean of the last 20 losses."""
+        return sum(self.losses[-LAST:]) / len(self.losses[-LAST:])
+
+
+def train_gpt(variant: Variant, *, steps: int = 300, rate: float = 4e-3, seed: int = 0, width: int = 64) -> Run:
+    """Train a small character GPT on Python's documentation by AdamW; 8 stretches of 64 characters a step.
+
+    The learning rate rises for 20 steps and falls to 0 along a cosine.
+    """
+    text = _text()
+    with same_random_state(), one_thread():
+        torch.manual_seed(seed)
+        model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=width)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        batches = text_batches(text, 8, CONTEXT, steps, seed)
+        run = _train(variant, model, optimizer, batches, steps, seed)
+        held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
+        with torch.no_grad():
+            score = sum(_loss(model, *batch).item() for batch in held_out) / len(held_out)
+    return Run("gpt", variant.name, variant.bits, rate, seed, score=score, **run)
+
+
+def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0, channels: int = 16) -> Run:
+    """Train a small ResNet on the digits by SGD with momentum 0.9; 32 pictures a step, and the same course of the rate."""
+    data = digits()
+    with same_random_state(), one_thread():
+        torch.manual_seed(seed)
+        model = DigitsResNet(channels)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        run = _train(variant, model, optimizer, digit_batches(data, 32, steps=steps, seed=seed), steps, seed)
+        model.eval()
+        with torch.no_grad():
+            score = (model(data.test_x).argmax(dim=1) == data.test_y).float().mean().item()
+    return Run("resnet", variant.name, variant.bits, rate, seed, score=score, **run)
+
+
+@functools.cache
+def _text() -> CharText:
+    return CharText(documentation_text())
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    outputs = model(inputs)
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def _train(
+    variant: Variant, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]],
+    steps: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    variant.convert(model, seed)
+    course = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    losses: list[float] = []
+    saving = variant.saving(seed)
+    began = time.perf_counter()
+    for inputs, targets in batches:
+        with saving:
+            loss = _loss(model, inputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        course.step()
+        losses.append(loss.item())
+    seconds = (time.perf_counter() - began) / steps
+    sizes = {"kept": saving.kept, "whole": saving.whole} if isinstance(saving, CompressedActivations) else {}
+    return {"losses": tuple(losses), "seconds_per_step": seconds, **sizes}

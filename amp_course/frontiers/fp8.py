@@ -1,0 +1,176 @@
+"""Matmuls of fp8 numbers with one scale a tensor, by torch's own `scaled_mm` where it works; and where the scales come from."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.bits import FloatFormat
+from amp_course.bits.formats import find_format
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def fp8_format(dtype: torch.dtype) -> FloatFormat:
+    """Return the format of an fp8 dtype; ValueError for any other dtype, and for the fnuz variants, which are not taught here."""
+    if dtype not in (E4M3, E5M2):
+        raise ValueError(
+            f"{dtype} is not an fp8 dtype of this chapter: choose torch.float8_e4m3fn or torch.float8_e5m2"
+        )
+    return find_format(dtype)
+
+
+def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
+    """Store `tensor / scale` in fp8, rounded to nearest. Finite numbers past the largest become the largest.
+
+    tensor: any shape, any floating dtype
+    scale:  one number, or one that broadcasts
+    returns: the same shape, in `dtype`. NaN stays NaN; inf stays inf in E5M2 and becomes NaN in E4M3, which has no inf
+    Example: to_fp8(torch.tensor([1.0, 500.0]), torch.tensor(1.0)).float() → tensor([1., 448.])
+    """
+    fmt = fp8_format(dtype)
+    scaled = tensor.detach().float() / scale
+    infinite = scaled if fmt.specials == "ieee" else torch.nan  # said here, for versions of torch cast inf in different ways
+    return torch.where(scaled.isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
+
+
+def from_fp8(stored: Tensor, scale: Tensor) -> Tensor:
+    """Return what fp8 numbers stand for, in float32."""
+    return stored.float() * scale
+
+
+def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale that makes `amax` the largest number of the dtype; 1 for an amax of 0, inf or NaN.
+
+    amax: one or more numbers, float32. Below about 1e-36 the scale stays at the smallest normal number of fp32.
+    Source: for 0, inf and NaN, Transformer Engine's `compute_scale_from_amax`, common/recipe/recipe_common.cuh.
+    """
+    scale = (amax / fp8_format(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where((amax > 0) & amax.isfinite(), scale, 1.0)
+
+
+class Scaling(nn.Module, ABC):
+    """Turns tensors into fp8, and decides by which scale."""
+
+    @abstractmethod
+    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the scale for a tensor with this largest magnitude."""
+
+    @torch.no_grad()
+    def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
+        """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
+        amax = tensor.abs().amax().float() if tensor.numel() else tensor.new_zeros((), dtype=torch.float32)
+        scale = self.next_scale(amax, dtype)
+        return to_fp8(tensor, scale, dtype), scale
+
+
+class CurrentScaling(Scaling):
+    """Takes the scale from the tensor itself: always right, and it reads the tensor once more."""
+
+    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the scale of this amax."""
+        return scale_for(amax, dtype)
+
+
+class DelayedScaling(Scaling):
+    """Takes the scale from the largest amax of the tensors before, at most `window` of them.
+
+    The tensor is read once, and its own amax counts from the next one on. So a tensor that is larger than all in the window is
+    clipped, and the first is stored with a scale of 1. An amax that is inf or NaN is not kept.
+    In evaluation mode the history stays as it is.
+
+    history: float32, [window], the latest first, zeros at first; it is saved with the model
+    clipped: how many finite numbers were past the largest of the format, so far
+    Raises ValueError for a window below 1.
+    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0.
+    """
+
+    history: Tensor
+    clipped: Tensor
+
+    def __init__(self, window: int = 16) -> None:
+        super().__init__()
+        if type(window) is not int or window < 1:
+            raise ValueError(f"window is {window!r}: the history holds at least 1 amax")
+        self.register_buffer("history", torch.zeros(window))
+        self.register_buffer("clipped", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, tensor: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
+        """Return the tensor in fp8, and the scale that its numbers are to be multiplied by."""
+        stored, scale = super().forward(tensor, dtype)
+        self.clipped += ((tensor.abs() > fp8_format(dtype).max * scale) & tensor.isfinite()).sum()
+        return stored, scale
+
+    def next_scale(self, amax: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the scale of the largest amax in the history, then record this one."""
+        scale = scale_for(self.history.max(), dtype)
+        if self.training and bool(amax.isfinite()):
+            self.history = self.history.roll(1)
+            self.history[0] = amax
+        return scale
+
+
+def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    """Return `(a * scale_a) @ (b * scale_b)` in float32, of fp8 matrices [m, k] and [k, n] with one scale each.
+
+    By `torch.nn.functional.scaled_mm` where `simulated_because` finds nothing against it, else by an fp32 matmul of the same
+    numbers. Products of two fp8 numbers are exact in fp32; only their sum is rounded.
+    """
+    if simulated_because(a.device.type, *a.shape, b.shape[1]):
+        return (a.float() @ b.float()) * (scale_a * scale_b)
+    return _scaled_mm(a, b, scale_a, scale_b)
+
+
+def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    functional = torch.nn.functional
+    whole = functional.ScalingType.TensorWise
+    by_columns = b.t().contiguous().t()  # how GPUs want the second matrix
+    result: Tensor = functional.scaled_mm(
+        a.contiguous(), by_columns, scale_a, whole, scale_b, whole, output_dtype=torch.float32
+    )
+    return result
+
+
+def simulated_because(device: str = "cpu", *sizes: int) -> str:
+    """Say why fp8 matmuls are simulated here, or return "" where they are torch's own.
+
+    device: the type, "cpu" or "cuda"
+    sizes:  of the matrices: on a GPU, each has to be a multiple of 16
+    """
+    if device != "cpu" and any(size % 16 for size in sizes):
+        return "on a GPU, scaled_mm takes sizes that are multiples of 16"
+    return _problem(device) if all(sizes) else "a matrix is empty"
+
+
+@functools.cache
+def _problem(device: str) -> str:
+    """Try `scaled_mm` once, on numbers whose product is exact, in the three pairs of dtypes that training needs."""
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        return f"torch {torch.__version__} has no torch.nn.functional.scaled_mm"
+    whole = torch.arange(256.0, device=device).view(16, 16).remainder(7) - 3
+    one = torch.ones((), device=device)
+    for first, second in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)):
+        try:
+            got = _scaled_mm(whole.to(first), whole.to(second), one * 2, one)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            return f"scaled_mm does not run on this {device}: {str(error).splitlines()[0]}"
+        if not torch.equal(got, 2 * (whole @ whole)):
+            return f"scaled_mm gives wrong products on this {device}"
+    return ""
+
+
+def product_error_bound(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    """Return how far `multiply` may be from the exact product, element by element, in float64.
+
+    A sum of k numbers in fp32, in any order, is off by at most (k - 1)u / (1 - (k - 1)u) times the sum of their magnitudes, with
+    u = 2^-24; the two scales add three roundings, and the result's own subnormal spacing a last one.
+    Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2.
+    """
+    unit, k = 2.0**-24, a.shape[1]
+    magnitude = (a.double().abs() @ b.double().abs()) * (scale_a.double() * scale_b.double()).abs()
+    roundings = k - 1 + 3
+    return magnitude * (roundings * unit / (1 - roundings * unit)) + 2.0**-149

@@ -1,0 +1,54 @@
+"""Rotate tensors by a Hadamard matrix: an outlier is spread over its whole block, and in a product the rotation cancels."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def hadamard(size: int) -> Tensor:
+    """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, all entries ± 1/√size: 2 → [[1, 1], [1, -1]]/√2.
+
+    Raises ValueError for a size that is not a power of two.
+    Source: Sylvester's construction.
+    """
+    if type(size) is not int or size < 1 or size & (size - 1):
+        raise ValueError(f"size is {size!r}: Sylvester's Hadamard matrices have sizes 1, 2, 4, 8, … powers of two")
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return matrix / math.sqrt(size)
+
+
+def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None = None) -> Tensor:
+    """Multiply each `size` numbers in a row along a dimension by their signs, then by the Hadamard matrix.
+
+    tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by smaller matrices: 40 = 32 + 8
+    signs:  [size], of 1 and -1; without them, no sign changes
+    returns: the same shape and dtype, with the same norm
+    If both operands of a product are rotated alike along the dimension that is summed over, the product stays the same but
+    for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
+    Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et al. 2025 (arXiv:2502.20586).
+    """
+    last = tensor.movedim(dim, -1)
+    parts, start = [], 0
+    while start < last.shape[-1]:
+        while size > last.shape[-1] - start:
+            size //= 2
+        stop = start + (last.shape[-1] - start) // size * size
+        matrix = hadamard(size).to(tensor.device, tensor.dtype)
+        if signs is not None:
+            matrix = signs[:size, None].to(matrix) * matrix
+        parts.append((last[..., start:stop].unflatten(-1, (-1, size)) @ matrix).flatten(-2))
+        start = stop
+    return torch.cat(parts, dim=-1).movedim(-1, dim) if parts else tensor
+
+
+@functools.cache
+def random_signs(size: int = 32, seed: int = 0) -> Tensor:
+    """Draw the signs for `rotate`: float32, [size], 1 or -1."""
+    return torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1

@@ -1,0 +1,178 @@
+"""bf16 and 8-bit optimizers, against torch's own in fp32, against loops over exact fractions, and against a slow table search."""
+
+import copy
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from amp_course.frontiers.bf16_optimizers import Bf16AdamW, Bf16SGD
+from amp_course.frontiers.eight_bit import BLOCK, AdamW8bit, dynamic_table, to_eight_bit
+
+
+def gradients(count: int, shape=(7, 5), seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (lambda p: Bf16SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (
+            lambda p: Bf16SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            lambda p: Bf16AdamW(p, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+            lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+        ),
+        (
+            lambda p: AdamW8bit(p, lr=0.01, weight_decay=0.1),  # below `smallest`: in fp32
+            lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        ),
+    ],
+)
+def test_in_fp32_they_are_torchs_own(ours, torchs) -> None:
+    a = nn.Parameter(gradients(1, seed=9)[0])
+    b = nn.Parameter(a.detach().clone())
+    first, second = ours([a]), torchs([b])
+    for gradient in gradients(20):
+        a.grad, b.grad = gradient.clone(), gradient.clone()
+        first.step()
+        second.step()
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def nearest_bf16(value: Fraction) -> Fraction:
+    return Fraction(float(torch.tensor(float(value), dtype=torch.float64).bfloat16()))
+
+
+def test_kahan_is_the_sum_with_a_second_number_in_exact_fractions() -> None:
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.bfloat16))
+    optimizer = Bf16SGD([weight], lr=2.0**-12, rounding="kahan")
+    value, carried = Fraction(1), Fraction(0)
+    for step in range(300):
+        gradient = -1.0 if step % 3 else 2.5
+        weight.grad = torch.tensor([gradient], dtype=torch.bfloat16)
+        optimizer.step()
+        wanted = -(Fraction(2) ** -12) * Fraction(gradient) + carried
+        after = nearest_bf16(value + wanted)
+        carried = nearest_bf16(wanted - (after - value))
+        value = after
+        assert float(weight.detach()) == value and float(optimizer.state[weight]["compensation"]) == carried
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+@pytest.mark.parametrize("make", [Bf16SGD, Bf16AdamW])
+def test_small_updates_arrive_unless_they_are_rounded_to_nearest(make, rounding: str) -> None:
+    weight = nn.Parameter(torch.ones(400, dtype=torch.bfloat16))
+    optimizer = make([weight], lr=2.0**-12, rounding=rounding, **({"weight_decay": 0.0} if make is Bf16AdamW else {}))
+    for _ in range(256):  # of 2^-12 each, a sixteenth of the way to the next number: in all 2^-4
+        weight.grad = -torch.ones_like(weight)
+        optimizer.step()
+    moved = float(weight.detach().float().mean()) - 1
+    assert moved == 0 if rounding == "nearest" else moved == pytest.approx(2**-4, rel=0.05)
+    assert weight.dtype == torch.bfloat16
+    kinds = {value.dtype for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}
+    assert kinds <= {torch.bfloat16}
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: Bf16SGD(p, lr=0.01, momentum=0.9, rounding="stochastic", seed=4),
+    lambda p: Bf16AdamW(p, lr=0.01, rounding="kahan"),
+    lambda p: AdamW8bit(p, lr=0.01, smallest=1),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_saved_training_goes_on_bit_for_bit(make, dtype: torch.dtype, tmp_path) -> None:
+    whole = nn.Parameter(gradients(1, (20, 30))[0].to(dtype))
+    optimizer = make([whole])
+    todo = gradients(8, (20, 30), seed=1)
+    for step, gradient in enumerate(todo):
+        if step == 4:
+            torch.save([whole.detach(), optimizer.state_dict()], tmp_path / "saved.pt")
+        whole.grad = gradient.to(dtype)
+        optimizer.step()
+    weights, state = torch.load(tmp_path / "saved.pt", weights_only=False)
+    resumed = nn.Parameter(weights)
+    second = make([resumed])
+    second.load_state_dict(state)
+    for gradient in todo[4:]:
+        resumed.grad = gradient.to(dtype)
+        second.step()
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("make", [Bf16SGD, Bf16AdamW, AdamW8bit])
+def test_a_rate_below_zero_and_an_unknown_rounding_are_refused(make) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    for rate in (-0.1, math.nan):
+        with pytest.raises(ValueError, match="it has to be 0 or more"):
+            make([weight], lr=rate)
+    if make is not AdamW8bit:
+        with pytest.raises(ValueError, match="choose “nearest”, “stochastic” or “kahan”"):
+            make([weight], lr=0.1, rounding="up")
+
+
+def test_parameters_without_a_gradient_and_closures() -> None:
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    for optimizer in (Bf16SGD([one, other], lr=0.5), AdamW8bit([one, other], lr=0.5)):
+
+        def closure(optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = one.square().sum()
+            loss.backward()
+            return loss
+
+        before = float(one.detach().square().sum())
+        assert float(optimizer.step(closure)) == before
+    assert torch.equal(other, torch.ones(2)) and not torch.equal(one, torch.ones(2))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_each_number_of_a_block_becomes_the_nearest_of_the_table(signed: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 400, generator=generator) * 10.0 ** torch.randint(-5, 3, (3, 400), generator=generator)
+    x[0, 256:] = 0.0
+    x = x if signed else x.abs()
+    stored = to_eight_bit(x, signed=signed)
+    back, table = stored.restore(), dynamic_table(signed).double().numpy()
+    for start in range(0, x.numel(), BLOCK):
+        block = x.flatten()[start : start + BLOCK].double().numpy()
+        scale = np.abs(block).max()
+        got = back.flatten()[start : start + BLOCK].double().numpy()
+        distance = np.abs(block[:, None] / (scale or 1) - table).min(axis=1)
+        assert np.all(np.abs(got - block) <= scale * (distance + 1e-6)), start
+    assert back.shape == x.shape and stored.nbytes == 5 * BLOCK + 5 * 4
+
+
+def test_the_table_has_seven_decades() -> None:
+    for signed in (True, False):
+        table = dynamic_table(signed)
+        positive = table[table > 0]
+        assert len(table) == len(table.unique()) == 256 and table.max() == 1 and 0.0 in table
+        counts = [int(((positive < 10.0**-n) & (positive >= 10.0 ** -(n + 1))).sum()) for n in range(7)]
+        assert counts == [(64 if signed else 128) >> n for n in range(7)]
+    assert to_eight_bit(torch.zeros(0), signed=True).restore().shape == (0,)
+
+
+def test_with_eight_bits_a_net_learns_as_with_thirty_two_from_a_quarter_of_the_state() -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
+    second = copy.deepcopy(first)
+    x, y = torch.randn(256, 64), torch.randn(256, 32)
+    losses = []
+    for net, make in ((first, torch.optim.AdamW), (second, AdamW8bit)):
+        optimizer = make(net.parameters(), lr=3e-3)
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0] * 1.02 + 0.01 and losses[0] < 0.7
+    numbers = 64 * 128 + 128 * 32
+    assert optimizer.state_bytes() == 2 * numbers * (1 + 4 / BLOCK) + 2 * 4 * (128 + 32)
