@@ -35,7 +35,7 @@ test: ## run every check that needs no GPU
 test-matrix: ## run the tests on every Python and torch that the course promises and this machine has
 	@$(PYTHON) tools/matrix.py --torch-index "$(TORCH_INDEX)" $(ARGS)
 
-test-phrasebook: ## run chapter 08's loop in PyTorch, Accelerate, Fabric and Paddle
+test-phrasebook: ## run the loops of chapters 08 and 12 in PyTorch, Accelerate, Fabric, Paddle and torchao
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/phrasebook.py --torch-index "$(TORCH_INDEX)"
 

@@ -6,7 +6,8 @@ the course needs; it is made once and used again. The sides agree when
 - those built on PyTorch give the very losses of the plain `torch.amp` loop in the dtype that they computed in, bit for bit;
 - Paddle, whose kernels are its own, gives those of fp32 within PADDLE_TOLERANCE, for on a CPU it switches its AMP off;
 - each computed in the dtype that the phrasebook says, and has every name that the phrasebook uses;
-- the course's auditor accuses none of Accelerate's and Fabric's loops, and finds the broken ones out.
+- the course's auditor accuses none of Accelerate's and Fabric's loops, and finds the broken ones out;
+- torchao, the one of chapter 12's phrasebook that runs here, computes below 16 bits what the course and NumPy do.
 """
 
 import argparse
@@ -18,14 +19,16 @@ import sys
 
 import install
 
+from amp_course.frontiers.phrasebook import LOW_BIT
 from amp_course.recipes.phrasebook import LIBRARIES, Library
 
-PACKAGES = ("torch", "accelerate", "lightning-fabric", "paddlepaddle", "scikit-learn")
+PACKAGES = ("torch", "accelerate", "lightning-fabric", "paddlepaddle", "scikit-learn", "torchao")
 REFERENCE = "torch_amp"
 PADDLE_TOLERANCE = 1e-5  # of a loss, relative; 6e-7 is seen, bf16 is off by 4e-3
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 AUDITED = ("accelerate", "fabric")  # whose loops the auditor runs
 SECONDS = 300  # for one library, its imports included
+FINDINGS = ("audit of", "torchao, ", "WRONG: ")  # how a line begins that a script found; libraries print more
 
 
 def main() -> int:
@@ -39,7 +42,7 @@ def main() -> int:
     except install.Stop as stop:
         return install.say(f"\nphrasebook: {stop}", 1, sys.stderr)
     agree = report({library.slug: run(library) for library in LIBRARIES if library.on_cpu})
-    return max([agree, *(audited(slug) for slug in AUDITED)])
+    return max([agree, *(audited(slug) for slug in AUDITED), below_16_bits()])
 
 
 def use_own_environment() -> None:
@@ -97,13 +100,26 @@ def run(library: Library) -> dict:
 
 def audited(slug: str) -> int:
     """Audit the loops of a library in a process of its own; return 1 if one got another verdict than it deserves."""
-    command = [install.PYTHON, install.ROOT / "tools" / "phrasebook_audit.py", slug]
+    return checked(f"the audit of {slug}", "phrasebook_audit.py", slug)
+
+
+def below_16_bits() -> int:
+    """Compare torchao's arithmetic in a process of its own; return 1 if some of it is not what the phrasebook says."""
+    (torchao,) = LOW_BIT.only("torchao").libraries
+    files = sorted({phrase.sources["torchao"] for phrase in LOW_BIT.phrases})
+    arguments = (torchao.version, "--names", *torchao.names, "--files", *files)
+    return checked("torchao", "phrasebook_low_bit.py", *arguments)
+
+
+def checked(name: str, script: str, *arguments: str) -> int:
+    """Run a script that prints a line for each of its findings, marked if it is wrong; return 1 if one is, or if it fails."""
+    command = [install.PYTHON, install.ROOT / "tools" / script, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return install.say(f"phrasebook: the audit of {slug} had not finished after {SECONDS} seconds", 1, sys.stderr)
-    lines = [line for line in done.stdout.splitlines() if "audit of" in line]
+        return install.say(f"phrasebook: {name} had not finished after {SECONDS} seconds", 1, sys.stderr)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(FINDINGS)]
     print("\n".join(lines))
     if done.returncode and not any(line.startswith("WRONG") for line in lines):
         print(done.stderr, file=sys.stderr)

@@ -53,9 +53,9 @@ def problem(seed: int = 0) -> tuple[Layers, Batches]:
     return layers, [(pictures[rows], targets[rows]) for rows in chosen]
 
 
-def load_loop(slug: str) -> ModuleType:
+def load_loop(slug: str, folder: Path = LOOPS) -> ModuleType:
     """Import the loop of a library by its path, so that no folder has to be on Python's path."""
-    path = LOOPS / f"{slug}_loop.py"
+    path = folder / f"{slug}_loop.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

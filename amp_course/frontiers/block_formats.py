@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
-from amp_course.bits import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FloatFormat
+from amp_course.bits import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FP32, FloatFormat
 
 ScaleRounding = Literal["down", "nearest", "up"]
 
@@ -26,8 +26,8 @@ class BlockFormat:
               "nearest": as "down", after amax was rounded to the significand bits of an element
               "up":      the smallest one with which no number lies above the largest element
 
-    A scale that is no power of two is amax / the largest element, rounded to nearest; one fp32 number for the whole tensor brings
-    the scales into their format's range.
+    A scale that is no power of two is amax / the largest element, rounded to nearest. Where its format has a narrower range than
+    fp32, one fp32 number for the whole tensor brings the scales into it.
     Raises ValueError for sizes below 1 and unknown roundings.
     Source: OCP Microscaling Formats v1.0, sections 5 and 6.3 ("down"); torchao's `ScaleCalculationMode` FLOOR, EVEN, RCEIL; for
     NVFP4: NVIDIA, "Pretraining Large Language Models with NVFP4", 2025 (arXiv:2509.25149), appendix.
@@ -53,7 +53,7 @@ class BlockFormat:
     @property
     def two_level(self) -> bool:
         """Whether the whole tensor has a scale of its own, too."""
-        return self.scale is not None
+        return self.scale is not None and self.scale.max_exponent < FP32.max_exponent
 
     def with_size(self, size: int) -> BlockFormat:
         """Return the same format with other blocks."""

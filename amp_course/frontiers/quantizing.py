@@ -69,14 +69,14 @@ def blocks_of(
         raise ValueError(f"unknown rounding {rounding!r}: choose “nearest” or “stochastic”")
     element = block_format.element
     dtype = work_dtype(tensor, element)
-    if block_format.two_level:
+    if block_format.scale is not None:
         dtype = torch.float64  # so that a quotient is rounded only once
     values = _in_blocks(tensor.detach().to(dtype), block_format.size, dim)
     amax = values.abs().amax(dim=-1) if values.numel() else values.new_zeros(values.shape[:-1])
     amax = torch.where(amax.isfinite(), amax, torch.nan)  # amax is NaN already if one of them is
     tensor_scale = 1.0
     if block_format.scale is not None:
-        tensor_scale = tensor_scale_of(amax, block_format)
+        tensor_scale = tensor_scale_of(amax, block_format) if block_format.two_level else 1.0
         block_scales = round_to(amax / (element.max * tensor_scale), block_format.scale)
         scales = block_scales.to(dtype) * tensor_scale
     else:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_course.bits import FloatFormat
+from amp_course.bits import BF16, FP8_E4M3, FP32, FloatFormat
 from amp_course.frontiers import (
     BLOCK_FORMATS,
     MXFP4,
@@ -196,3 +196,20 @@ def test_the_scale_rounded_down_cuts_what_up_keeps() -> None:
     assert quantize(x, MXFP4).tolist() == [6.0, 1.0]
     assert quantize(x, MXFP4.rounding_scale("up")).tolist() == [8.0, 1.0]
     assert quantize(x, MXFP4.rounding_scale("nearest")).tolist() == [8.0, 1.0]
+
+
+@pytest.mark.parametrize("scale", [FP32, BF16], **ID)
+def test_a_scale_with_the_range_of_fp32_needs_no_second_one(scale: FloatFormat) -> None:
+    """As in DeepSeek-V3's recipe: E4M3, and an fp32 scale for each 128 numbers."""
+    fmt = BlockFormat("E4M3 by 128", FP8_E4M3, 128, scale)
+    x = torch.randn(40, 300, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 20)[:, None]
+    assert not fmt.two_level and fmt.bits == 8 + Fraction(scale.bits, 128)
+    got = quantize(x, fmt)
+    for start in (0, 128, 256):
+        block = x[:, start : start + 128].double()
+        scales = (
+            (block.abs().amax(1, keepdim=True) / 448).to(torch.float32 if scale is FP32 else torch.bfloat16).double()
+        )
+        stored = (block / scales).clamp(-448, 448).numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        assert np.allclose(got[:, start : start + 128].numpy(), stored * scales.numpy(), rtol=2e-7, atol=0)
+    assert quantize(torch.zeros(3), fmt).tolist() == [0.0, 0.0, 0.0]

@@ -1,16 +1,18 @@
 """Trainings below 16 bits: the same model, data and seeds, with operands or activations rounded in many ways."""
 
-from amp_course.frontiers.experiments.table import TrainingTable
+from amp_course.frontiers.experiments.table import TrainingTable, load_trainings
 from amp_course.frontiers.experiments.training import Run, train_gpt, train_resnet
-from amp_course.frontiers.experiments.variants import VARIANTS, CompressedVariant, Variant, find_variant
+from amp_course.frontiers.experiments.variants import OPTIMIZERS, VARIANTS, CompressedVariant, Variant, find_variant
 
 __all__ = [
+    "OPTIMIZERS",
     "VARIANTS",
     "CompressedVariant",
     "Run",
     "TrainingTable",
     "Variant",
     "find_variant",
+    "load_trainings",
     "train_gpt",
     "train_resnet",
 ]

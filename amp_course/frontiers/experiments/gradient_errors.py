@@ -32,7 +32,9 @@ class GradientError:
     zeros: float
 
 
-def gradient_errors(variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0) -> list[GradientError]:
+def gradient_errors(
+    variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0
+) -> list[GradientError]:
     """Train a small GPT in fp32, then compute the gradient of one more batch under each variant, `draws` times.
 
     steps: of the training, after which gradients are smaller and less alike than at the start
@@ -70,7 +72,9 @@ def _gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the gradient of all matrices in the blocks, flat, in float64."""
     model.zero_grad()
     _loss(model, *batch).backward()
-    matrices = [p.grad for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2 and p.grad is not None]
+    matrices = [
+        p.grad for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2 and p.grad is not None
+    ]
     return torch.cat([grad.flatten() for grad in matrices]).double()
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.frontiers.experiments.training import Run
+from amp_course.kit.errors import CourseError
+from amp_course.kit.paths import course_root
 from amp_course.kit.table import html_table, text_table
 
 SCORES = {"gpt": "held-out loss", "resnet": "right digits"}
@@ -38,6 +40,13 @@ class TrainingTable:
         if not found:
             raise KeyError(f"{variant!r} was not trained: choose one of {sorted({run.variant for run in self.runs})}")
         return sum(found) / len(found)
+
+    def only(self, *variants: str, rate: float | None = None) -> TrainingTable:
+        """Return the part of some variants, in their order here; KeyError for one that did not train."""
+        for variant in variants:
+            self.score(variant, rate)
+        kept = [run for run in self.runs if (not variants or run.variant in variants) and rate in (None, run.rate)]
+        return TrainingTable(tuple(kept))
 
     def rows(self) -> list[list[str]]:
         """Return the table as text, its head first."""
@@ -87,15 +96,28 @@ def _percent(values: Iterable[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ({min(values):.1f} to {max(values):.1f})"
 
 
-def recorded(path: Path) -> dict[str, TrainingTable]:
-    """Read the trainings that a benchmark recorded, by workload."""
-    found = [Run(**{**run, "losses": tuple(run["losses"])}) for run in json.loads(path.read_text("utf-8"))["runs"]]
+def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
+    """Read recorded trainings: the newest in benchmarks/results, or the file named. Returns a table for each workload.
+
+    Raises CourseError if there is none, with the command that makes one.
+    """
+    if path is None:
+        found = sorted(
+            (course_root() / "benchmarks" / "results").glob("low_bits-*.json"), key=lambda file: file.name[-15:]
+        )
+        if not found:
+            raise CourseError(
+                "no trainings are recorded: make a record with `python -m benchmarks.low_bits` (some minutes)."
+            )
+        path = found[-1]
+    rows = json.loads(path.read_text("utf-8"))["runs"]
+    runs = [Run(**row | {"losses": tuple(row["losses"])}) for row in rows]
     return {
-        name: TrainingTable(tuple(run for run in found if run.workload == name))
-        for name in {run.workload for run in found}
+        name: TrainingTable(tuple(r for r in runs if r.workload == name))
+        for name in dict.fromkeys(r.workload for r in runs)
     }
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """Return a run for a file: its losses with four digits, every fifth and the last twenty."""
+    """Return a run for a file, its losses with four digits."""
     return {**asdict(run), "losses": [float(f"{loss:.4g}") for loss in run.losses]}

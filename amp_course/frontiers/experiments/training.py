@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from amp_course.frontiers.activations import CompressedActivations
-from amp_course.frontiers.experiments.variants import Variant
+from amp_course.frontiers.experiments.variants import MakeOptimizer, Variant
 from amp_course.kit.data import CharText, digit_batches, digits, documentation_text, text_batches
 from amp_course.kit.models import CharGPT, DigitsResNet
 from amp_course.kit.random_state import same_random_state
@@ -61,9 +61,8 @@ def train_gpt(variant: Variant, *, steps: int = 300, rate: float = 4e-3, seed: i
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
         model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=width)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
         batches = text_batches(text, 8, CONTEXT, steps, seed)
-        run = _train(variant, model, optimizer, batches, steps, seed)
+        run = _train(variant, model, lambda p: torch.optim.AdamW(p, lr=rate), batches, steps, seed)
         held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
         with torch.no_grad():
             score = sum(_loss(model, *batch).item() for batch in held_out) / len(held_out)
@@ -76,8 +75,8 @@ def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
         model = DigitsResNet(channels)
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-        run = _train(variant, model, optimizer, digit_batches(data, 32, steps=steps, seed=seed), steps, seed)
+        batches = digit_batches(data, 32, steps=steps, seed=seed)
+        run = _train(variant, model, lambda p: torch.optim.SGD(p, lr=rate, momentum=0.9), batches, steps, seed)
         model.eval()
         with torch.no_grad():
             score = (model(data.test_x).argmax(dim=1) == data.test_y).float().mean().item()
@@ -95,20 +94,23 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _train(
-    variant: Variant, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]],
+    variant: Variant, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterable[tuple[Tensor, Tensor]],
     steps: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     variant.convert(model, seed)
-    course = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    stepping = variant.stepping(model, make_optimizer, seed)
+    course = LambdaLR(
+        stepping.optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
     losses: list[float] = []
     saving = variant.saving(seed)
     began = time.perf_counter()
     for inputs, targets in batches:
         with saving:
             loss = _loss(model, inputs, targets)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        stepping.step()
         course.step()
         losses.append(loss.item())
     seconds = (time.perf_counter() - began) / steps

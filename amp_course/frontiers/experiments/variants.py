@@ -13,13 +13,24 @@ from torch import nn
 
 from amp_course.bits import BF16, FP8_E4M3, FP8_E5M2
 from amp_course.frontiers.activations import CompressedActivations
+from amp_course.frontiers.bf16_optimizers import Bf16AdamW, UpdateRounding
 from amp_course.frontiers.block_formats import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
+from amp_course.frontiers.eight_bit import AdamW8bit
 from amp_course.frontiers.fp8 import E4M3, E5M2, CurrentScaling, DelayedScaling, Scaling
 from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.layers import Operands, RoundedConv2d, RoundedLinear, replace_layers
 from amp_course.frontiers.operands import ByBlocks, OneScale, Rotated, Unscaled
 
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 MakeOperands = Callable[[int], Operands]  # from a seed, for the draws of stochastic rounding
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """An optimizer, for its schedule, and the call that makes a step of it."""
+
+    optimizer: torch.optim.Optimizer
+    step: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,11 @@ class Variant:
         """Return the context of the forward pass."""
         return nullcontext()
 
+    def stepping(self, model: nn.Module, make_optimizer: MakeOptimizer, seed: int = 0) -> Stepping:
+        """Return what updates the model, once a step."""
+        optimizer = make_optimizer(list(model.parameters()))
+        return Stepping(optimizer, lambda: optimizer.step())  # looked up late: a schedule replaces it
+
 
 @dataclass(frozen=True)
 class CompressedVariant(Variant):
@@ -74,6 +90,44 @@ class CompressedVariant(Variant):
     def saving(self, seed: int = 0) -> CompressedActivations:
         """Return the hooks."""
         return CompressedActivations(int(self.bits), self.group, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class OptimizerVariant(Variant):
+    """fp32 arithmetic in the layers; another optimizer, on weights in bf16 or in fp32.
+
+    make: (parameters, learning rate, seed) → the optimizer
+    low:  whether weights and gradients are in bf16; the layers read them in fp32, so only updates are rounded
+    """
+
+    make: Callable[[list[nn.Parameter], float, int], torch.optim.Optimizer] = field(kw_only=True)
+    low: bool = field(kw_only=True)
+
+    def stepping(self, model: nn.Module, make_optimizer: MakeOptimizer, seed: int = 0) -> Stepping:
+        """Return a step of this optimizer, at the learning rate of the one that was asked for."""
+        whole = list(model.parameters())
+        rate = make_optimizer(whole).defaults["lr"]
+        if not self.low:
+            optimizer = self.make(whole, rate, seed)
+            return Stepping(optimizer, lambda: optimizer.step())  # looked up late: a schedule replaces it
+        low = [nn.Parameter(parameter.detach().bfloat16()) for parameter in whole]
+        optimizer = self.make(low, rate, seed)
+
+        @torch.no_grad()
+        def step() -> None:
+            for parameter, stored in zip(whole, low, strict=True):
+                stored.grad = None if parameter.grad is None else parameter.grad.bfloat16()
+                parameter.grad = None
+            optimizer.step()
+            read()
+
+        @torch.no_grad()
+        def read() -> None:
+            for parameter, stored in zip(whole, low, strict=True):
+                parameter.copy_(stored)
+
+        read()
+        return Stepping(optimizer, step)
 
 
 def _unscaled(_: int, *, forward: Any = BF16, backward: Any = BF16) -> Operands:
@@ -96,8 +150,13 @@ def _blocks(name: str, block_format: BlockFormat, **how: bool) -> Variant:
     return Variant(name, float(block_format.bits), partial(_by_blocks, block_format=block_format, **how))
 
 
+def _bf16_adamw(parameters: list[nn.Parameter], rate: float, seed: int, *, rounding: UpdateRounding) -> Bf16AdamW:
+    return Bf16AdamW(parameters, rate, BETAS, rounding=rounding, seed=seed)
+
+
 # Stochastic rounding is for gradients alone, as in NVIDIA's recipe (arXiv:2509.25149). It is right on average only where nothing
 # is clipped, and a scale that is rounded down clips the largest numbers of a block.
+BETAS = (0.9, 0.95)
 VARIANTS = (
     Variant("fp32", 32),
     Variant("bf16", 16, _unscaled),
@@ -115,10 +174,22 @@ VARIANTS = (
     _blocks("NVFP4, stochastic, rotated", NVFP4, stochastic=True, rotated=True),
 )
 
+OPTIMIZERS = (
+    OptimizerVariant(
+        "AdamW, all in fp32", 96, make=lambda p, rate, _: torch.optim.AdamW(p, rate, betas=BETAS), low=False
+    ),
+    OptimizerVariant("AdamW, 8-bit states", 48.25, make=lambda p, rate, _: AdamW8bit(p, rate, BETAS), low=False),
+    OptimizerVariant("bf16 AdamW, nearest", 48, make=partial(_bf16_adamw, rounding="nearest"), low=True),
+    OptimizerVariant("bf16 AdamW, stochastic", 48, make=partial(_bf16_adamw, rounding="stochastic"), low=True),
+    OptimizerVariant("bf16 AdamW, Kahan", 64, make=partial(_bf16_adamw, rounding="kahan"), low=True),
+)
+
 
 def find_variant(name: str) -> Variant:
     """Return a variant by its name; ValueError for an unknown one."""
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, *OPTIMIZERS):
         if variant.name == name:
             return variant
-    raise ValueError(f"no variant is called {name!r}: choose one of {'; '.join(one.name for one in VARIANTS)}")
+    raise ValueError(
+        f"no variant is called {name!r}: choose one of {'; '.join(one.name for one in (*VARIANTS, *OPTIMIZERS))}"
+    )

@@ -1,0 +1,205 @@
+"""Draw what `BlockExplorer` shows, as HTML: a verdict, the row before and after rounding, and a table of measurements."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from amp_course.bits import FloatFormat
+from amp_course.frontiers.block_errors import RowErrors
+from amp_course.frontiers.block_figures import FATES, LEAST_ERROR, fate
+from amp_course.frontiers.block_formats import BLOCK_FORMATS, BlockFormat
+from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
+
+_WIDTH, _LEFT, _RIGHT = 660, 58, 650
+_TOP, _MIDDLE = 26, 94  # of the numbers: +4 standard deviations, and 0
+_ERRORS_TOP, _ERRORS_FLOOR, _HEIGHT = 204, 318, 364
+_TALLEST = 4.0  # standard deviations
+_INSIDE = "var(--jp-layout-color2, #eee)"  # the outlier's block
+_CELL = "text-align:left;padding:2px 18px 2px 0;vertical-align:top"
+
+
+def block_view(row: RowErrors, whole: RowErrors, other: RowErrors | None, place: int, unit: float) -> str:
+    """Return the panel's HTML.
+
+    row, whole: the row as chosen, and with one scale for all of it
+    other:      what the verdict compares with, in blocks of another size or with other elements; None: nothing
+    place:      of the outlier
+    unit:       the standard deviation of the other numbers
+    """
+    return (
+        f'<div style="color:{INK};line-height:1.5">'
+        f'<div role="status" aria-live="polite" style="margin-bottom:6px">{verdict(row, other, place, unit)}</div>'
+        f"{_picture(row, place, unit)}{_legend()}{_table(row, whole, place)}</div>"
+    )
+
+
+def verdict(row: RowErrors, other: RowErrors | None, place: int, unit: float) -> str:
+    """Say in plain words what the outlier does to its neighbours, and whether it is clipped."""
+    block = row.block(place)
+    count, neighbours, lost = len(block), len(block) - 1, row.zeroed_neighbours(place)
+    size = _deviations(float(row.values[place]), unit)
+    if not row.sets_scale(place):
+        said = f"At {size}, the outlier is smaller than another number of its block, so it sets no scale."
+        return f"{said} {_some(lost, neighbours).capitalize()} of its {neighbours} neighbours became 0."
+    said = f"The outlier sets the scale of <b>{count} numbers</b>: "
+    said += f"<b>{_some(lost, neighbours)}</b> of its {neighbours} neighbours became 0."
+    if other is not None:
+        others = len(other.block(place)) - 1
+        would = _some(other.zeroed_neighbours(place), others)
+        said += f" With {_difference(other, row)}, {would} {'' if would == 'all' else 'of the '}{others} would."
+    if row.clipped[place]:
+        kept = _deviations(float(row.rounded[place]), unit)
+        said += f" The scale is too small for the outlier itself: {size} is clipped to {kept}."
+    return said
+
+
+def name_text(row: RowErrors) -> str:
+    """Name a choice. Examples: "MXFP4: E2M1, blocks of 32", "E2M1, blocks of 8", "E4M3, one scale for all 64" """
+    chosen, count = row.block_format, len(row.values)
+    known = [fmt.name for fmt in BLOCK_FORMATS if _same_but_for_rounding(fmt, chosen)]
+    blocks = f"one scale for all {count}" if chosen.size >= count else f"blocks of {chosen.size}"
+    return f"{known[0] + ': ' if known else ''}{short_name(chosen.element)}, {blocks}"
+
+
+def short_name(element: FloatFormat) -> str:
+    """Return a format's name without its width. Example: "fp8 E4M3" → "E4M3" """
+    return element.name.split(" ", 1)[-1]
+
+
+def percent_text(share: float) -> str:
+    """Write an error as a percentage of three digits. Examples: 0.0264 → "2.64 %", 0.9981 → "99.8 %" """
+    return f"{100 * share:.3g} %"
+
+
+def _same_but_for_rounding(fmt: BlockFormat, chosen: BlockFormat) -> bool:
+    return (fmt.element, fmt.size, fmt.scale) == (chosen.element, chosen.size, chosen.scale)
+
+
+def _difference(other: RowErrors, row: RowErrors) -> str:
+    if other.block_format.size != row.block_format.size:
+        size, count = other.block_format.size, len(row.values)
+        return f"one scale for all {count}" if size >= count else f"blocks of {size}"
+    return f"{escape(short_name(other.block_format.element))} elements"
+
+
+def _of(some: int, count: int) -> str:
+    return f"{some} of {count}"
+
+
+def _some(some: int, count: int) -> str:
+    return "none" if not some else "all" if some == count else str(some)
+
+
+def _deviations(value: float, unit: float) -> str:
+    return f"{value / unit:.3g} σ"
+
+
+# ---- the row: numbers above, errors below ----
+
+
+def _picture(row: RowErrors, place: int, unit: float) -> str:
+    count, size = len(row.values), row.block_format.size
+    wide = (_RIGHT - _LEFT) / count
+    block = row.block(place)
+    parts = [box(_LEFT + block.start * wide, _TOP, len(block) * wide, _ERRORS_FLOOR - _TOP, _INSIDE)]
+    parts += _axes(count, size, wide)
+    for one in range(count):
+        parts += _number(row, one, _LEFT + one * wide, wide, unit)
+    exact, rounded = (_deviations(float(numbers[place]), unit) for numbers in (row.values, row.rounded))
+    x = _LEFT + (place + 0.5) * wide
+    anchor = "start" if x < 160 else "end" if x > _RIGHT - 120 else "middle"
+    parts.append(text(x, _TOP - 10, f"outlier: {exact} → {rounded}", anchor=anchor, bold=True))
+    label = (
+        f"{count} numbers and their relative errors; in the outlier’s block, places {block.start} to {block.stop - 1}, "
+        f"{row.zeroed_neighbours(place)} of {len(block) - 1} neighbours became 0"
+    )
+    return picture(_WIDTH, _HEIGHT, *parts, label=label)
+
+
+def _axes(count: int, size: int, wide: float) -> list[str]:
+    parts = [text(0, _TOP - 12, "numbers", fill=FAINT)]
+    for deviations in (_TALLEST, 0.0, -_TALLEST):
+        y = _height(deviations)
+        parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
+        parts.append(text(_LEFT - 8, y + 4, _signed_text(deviations), anchor="end", fill=FAINT))
+    parts.append(text(0, _ERRORS_TOP - 16, "error", fill=FAINT))
+    for share in (1.0, 0.1, 0.01, LEAST_ERROR):
+        y = _error_height(share)
+        parts.append(line(_LEFT, y, _RIGHT, y, stroke=GRID))
+        parts.append(text(_LEFT - 8, y + 4, f"{100 * share:g} %", anchor="end", fill=FAINT))
+    for edge in range(0, count + 1, size):
+        parts.append(line(_LEFT + edge * wide, _TOP, _LEFT + edge * wide, _ERRORS_FLOOR + 5, stroke=FAINT))
+    every = max(size, 8)
+    for start in range(0, count, every):
+        parts.append(text(_LEFT + start * wide, _ERRORS_FLOOR + 18, str(start), anchor="middle", fill=FAINT))
+    middle = (_LEFT + _RIGHT) / 2
+    caption = "place in the row; a line where a block begins, shaded: the outlier’s block"
+    return [*parts, text(middle, _ERRORS_FLOOR + 38, caption, anchor="middle", fill=FAINT)]
+
+
+def _number(row: RowErrors, place: int, x: float, wide: float, unit: float) -> list[str]:
+    """Draw a number as a grey bar, what it became as a dash, and its error as a bar of its fate's colour."""
+    exact, rounded = (float(numbers[place]) / unit for numbers in (row.values, row.rounded))
+    error, became = float(row.errors[place]), fate(row, place)
+    tip = f"place {place}: {_signed_text(exact)} becomes {_signed_text(rounded)}; error {percent_text(error)}, {became}"
+    left, width = x + 0.15 * wide, 0.7 * wide
+    ends = sorted((_height(exact), float(_MIDDLE)))
+    parts = [box(left, ends[0], width, ends[1] - ends[0], "#999999", tip=tip)]
+    parts.append(line(left, _height(rounded), left + width, _height(rounded), stroke=INK, width=2.4))
+    colour, hatch = FATES[became]
+    top = _error_height(error)
+    parts.append(box(left, top, width, _ERRORS_FLOOR - top, colour, hatch=hatch, tip=tip))
+    return parts
+
+
+def _height(deviations: float) -> float:
+    """Return the y of a number, kept inside the picture."""
+    return _MIDDLE - (_MIDDLE - _TOP) * min(max(deviations / _TALLEST, -1.0), 1.0)
+
+
+def _error_height(share: float) -> float:
+    """Return the y of an error on a logarithmic axis that ends at 100 %."""
+    decades = math.log10(min(max(share, LEAST_ERROR), 1.0) / LEAST_ERROR)
+    return _ERRORS_FLOOR - (_ERRORS_FLOOR - _ERRORS_TOP) * decades / -math.log10(LEAST_ERROR)
+
+
+def _signed_text(deviations: float) -> str:
+    return f"{deviations:.3g} σ".replace("-", "−")
+
+
+def _legend() -> str:
+    fates = "".join(
+        f'<span style="margin-right:1.6em;white-space:nowrap">{swatch(*look)} {name}</span>'
+        for name, look in FATES.items()
+    )
+    told = "bar: before, dash: after rounding; σ: standard deviation of the others"
+    return f'<div style="margin:2px 0 6px">{fates}<span style="color:{FAINT}">{told}</span></div>'
+
+
+# ---- the table ----
+
+
+def _table(row: RowErrors, whole: RowErrors, place: int) -> str:
+    sides = [row] if row.block_format.size >= len(row.values) else [row, whole]
+    count = len(row.values)
+    lines = [
+        ("bits a number, scales included", *(f"{float(one.block_format.bits):.3g}" for one in sides)),
+        ("relative error of the row", *(percent_text(one.error()) for one in sides)),
+        ("… without the outlier", *(f"<b>{percent_text(one.error(place))}</b>" for one in sides)),
+        ("became 0", *(f"<b>{_of(int(one.zeroed.sum()), count)}</b>" for one in sides)),
+        ("clipped: too large for their block", *(_of(int(one.clipped.sum()), count) for one in sides)),
+        ("largest number ÷ largest that fits, by block", *(_filled_text(one) for one in sides)),
+    ]
+    head = "".join(f'<th scope="col" style="{_CELL}">{escape(name)}</th>' for name in ("", *map(name_text, sides)))
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>" for cells in lines)
+    return (
+        '<div style="overflow-x:auto"><table aria-label="measured" style="border-collapse:collapse;margin:4px 0">'
+        f'<thead><tr style="border-bottom:1px solid {GRID}">{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _filled_text(row: RowErrors) -> str:
+    """Say how full the blocks are. Examples: "67 to 119 %", "95 %" """
+    least, most = (f"{100 * float(one):.0f}" for one in row.filled.aminmax())
+    return f"{least} %" if least == most else f"{least} to {most} %"

@@ -1,0 +1,152 @@
+"""The phrasebook below 16 bits: each cell has its words and its source, the loops stand alone, and the comparisons can fail."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from amp_course.frontiers import phrasebook
+from amp_course.frontiers.phrasebook import LIBRARIES, LOW_BIT
+
+ROOT = Path(__file__).parents[3]
+SLUGS = [library.slug for library in LIBRARIES]
+SOURCES = {
+    "transformer_engine": r"transformer_engine/[\w/]+\.(py|cuh)",
+    "torchao": r"torchao/[\w/]+\.py",
+    "deepseek_v3": r"section 3\.3(\.\d)?(, 3\.3\.\d|; inference/kernel\.py of deepseek-ai/DeepSeek-V3)?",
+    "microxcaling": r"mx/\w+\.py",
+}
+
+
+@pytest.fixture
+def tools(monkeypatch):
+    """tools/phrasebook.py and tools/phrasebook_low_bit.py, which import their neighbours by name."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    yield importlib.import_module("phrasebook"), importlib.import_module("phrasebook_low_bit")
+    for name in ("phrasebook", "phrasebook_low_bit", "phrasebook_run", "install"):
+        sys.modules.pop(name, None)
+
+
+def test_each_library_has_short_words_and_a_source_for_everything():
+    assert SLUGS == ["transformer_engine", "torchao", "deepseek_v3", "microxcaling"]
+    assert len(LOW_BIT.phrases) == len({phrase.thing for phrase in LOW_BIT.phrases}) >= 20
+    for phrase in LOW_BIT.phrases:
+        assert list(phrase.words) == list(phrase.sources) == SLUGS
+        for slug, words in phrase.words.items():
+            assert 0 < len(words.strip()) <= 240 and words.count("`") % 2 == 0, (phrase.thing, slug)
+            assert re.fullmatch(SOURCES[slug], phrase.sources[slug]), (phrase.thing, slug)
+
+
+def test_torchao_alone_is_run_and_in_the_version_that_is_installed():
+    assert [library.slug for library in LIBRARIES if not library.not_run] == ["torchao"]
+    assert all(library.source.startswith("https://") and library.version for library in LIBRARIES)
+    (torchao,) = LOW_BIT.only("torchao").libraries
+    assert f"torchao=={torchao.version}\n" in (ROOT / "tools/phrasebook-constraints.txt").read_text()
+
+
+def test_names_to_look_up_are_names_that_are_used():
+    (torchao,) = LOW_BIT.only("torchao").libraries
+    used = torchao.loop + " ".join(phrase.words["torchao"] for phrase in LOW_BIT.phrases)
+    for name in torchao.names:
+        assert re.search(rf"\b{name.split('.')[-1]}\b", used), name
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=SLUGS)
+def test_each_loop_compiles_and_stands_alone(library):
+    if library.slug == "deepseek_v3":
+        assert library.loop == ""
+        return
+    compile(library.loop, f"{library.slug}_loop.py", "exec")
+    assert "def train(model: nn.Sequential" in library.loop and "amp_course" not in library.loop
+    assert len(library.loop.splitlines()) <= 50
+
+
+def test_no_loop_is_without_a_library():
+    files = {path.name for path in (Path(phrasebook.__file__).parent / "loops").glob("*_loop.py")}
+    assert files == {f"{slug}_loop.py" for slug in SLUGS if slug != "deepseek_v3"}
+
+
+def test_it_shows_some_topics_and_some_libraries():
+    shown = LOW_BIT.on("scaling").only("microxcaling", "torchao")
+    text, html = repr(shown), shown._repr_html_()
+    assert "tensorwise" in text and "DelayedScaling(" not in text and "dither" not in text
+    assert text.index("torchao ") > text.index("microxcaling ")
+    assert html.count("<th ") == 2 + len(shown.phrases) and html.count('title="torchao/float8/config.py"') >= 3
+    assert "ScalingGranularity.<wbr>TENSORWISE" in html and "not run, because no package index has it" in html
+    assert shown.sources.splitlines()[0].split() == ["microxcaling", "torchao"]
+    assert max(map(len, repr(LOW_BIT).splitlines()[: -len(LIBRARIES)])) <= 110
+    topics = ("layer", "scaling", "formats", "rounding", "memory")
+    assert sum(len(LOW_BIT.on(topic).phrases) for topic in topics) == len(LOW_BIT.phrases)
+
+
+def test_what_is_not_there_is_refused():
+    with pytest.raises(
+        ValueError, match="no library is called 'apex': the phrasebook has transformer_engine, torchao,"
+    ):
+        LOW_BIT.only("apex")
+    with pytest.raises(ValueError, match="no topic is called 'speed': the phrasebook has layer, "):
+        LOW_BIT.on("speed")
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("E4M3", torch.float8_e4m3fn), ("E5M2", torch.float8_e5m2)])
+def test_the_rounding_in_numpy_is_torchs_cast(tools, kind, dtype):
+    """Held against every fp16 number within the format's range, and between: a different step for each of them."""
+    _, low_bit = tools
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16).float()
+    limit = torch.finfo(dtype).max
+    values = halves[halves.isfinite()].clamp(-limit, limit)
+    found = low_bit.rounded(values.double().numpy(), getattr(low_bit, kind))
+    assert np.array_equal(found, values.to(dtype).double().numpy())
+    assert low_bit.rounded(np.array([1e9, -1e9]), getattr(low_bit, kind)).tolist() == [limit, -limit]
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_fp8_in_numpy_is_fp8_in_torch(tools, by_row):
+    _, low_bit = tools
+    values = torch.randn(48, 32, generator=torch.Generator().manual_seed(1)) * torch.logspace(-5, 5, 48)[:, None]
+    amax = values.abs().amax(1, keepdim=True) if by_row else values.abs().max()
+    scale = (448 / amax.double()).float()
+    if by_row:
+        scale = torch.exp2(scale.log2().floor())
+    wanted = (values * scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() / scale
+    assert np.array_equal(low_bit.through_fp8(values.numpy(), low_bit.E4M3, by_row), wanted.numpy())
+
+
+SCRIPT = """
+import sys
+print("some library says something")
+print("torchao, first: right")
+print(("" if sys.argv[1] == "right" else "WRONG: ") + "torchao, second")
+if sys.argv[1] == "fails":
+    raise OSError("no such thing")
+sys.exit(sys.argv[1] != "right")
+"""
+
+
+@pytest.mark.parametrize("argument", ["right", "wrong", "fails"])
+def test_what_a_script_found_is_shown_and_counts(tools, monkeypatch, tmp_path, capsys, argument):
+    main, _ = tools
+    install = sys.modules["install"]
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/script.py").write_text(SCRIPT.replace("WRONG: ", "") if argument == "fails" else SCRIPT)
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "PYTHON", sys.executable)
+    assert main.checked("torchao", "script.py", argument) == (argument != "right")
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["torchao, first: right", f"{'WRONG: ' * (argument == 'wrong')}torchao, second"]
+    assert ("no such thing" in printed.err) == (argument == "fails")
+
+
+def test_torchao_is_asked_for_all_that_the_phrasebook_says_of_it(tools, monkeypatch):
+    main, _ = tools
+    asked = []
+    monkeypatch.setattr(main, "checked", lambda *arguments: asked.append(arguments) or 1)
+    assert main.below_16_bits() == 1
+    ((name, script, version, *rest),) = asked
+    assert (name, script, version) == ("torchao", "phrasebook_low_bit.py", "0.18.0")
+    assert "torchao.optim.AdamW8bit" in rest and rest.index("--names") < rest.index("--files")
+    assert set(rest[rest.index("--files") + 1 :]) == {phrase.sources["torchao"] for phrase in LOW_BIT.phrases}
