@@ -33,7 +33,9 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
     """
     fmt = fp8_format(dtype)
     scaled = tensor.detach().float() / scale
-    infinite = scaled if fmt.specials == "ieee" else torch.nan  # said here, for versions of torch cast inf in different ways
+    infinite = (
+        scaled if fmt.specials == "ieee" else torch.nan
+    )  # said here, for versions of torch cast inf in different ways
     return torch.where(scaled.isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
 
 
