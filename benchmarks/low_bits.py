@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (default: benchmarks/results)")
     parser.add_argument("--seeds", type=int, default=3, help="how many of each (default: 3)")
-    parser.add_argument("--steps", type=int, help="of each training (default: 300 of the GPT, 250 of the ResNet)")
+    parser.add_argument("--steps", type=int, help="of each training (default: 250)")
     chosen = parser.parse_args(argv)
     runs, began = [], time.monotonic()
     for run in trainings(chosen.seeds, chosen.steps):

@@ -69,7 +69,7 @@ class TrainingTable:
             row += [
                 _spread([run.score for run in runs], 3) if workload == "gpt" else _percent([run.score for run in runs])
             ]
-            row += [str(len(runs)), f"{1000 * sum(run.seconds_per_step for run in runs) / len(runs):.1f}"]
+            row.append(str(len(runs)))
             if compressed:
                 row.append(f"÷ {runs[0].whole / runs[0].kept:.1f}" if runs[0].kept else "")
             rows.append(row)

@@ -1,0 +1,143 @@
+"""Exercise 1 of chapter 12: one scale for a whole tensor, against numbers that lie far from every tie of E4M3."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, read_pair, read_tensor
+
+scale_to_fp8 = Exercise(
+    chapter="frontiers", name="scale_to_fp8", number=1, title="One scale for a whole tensor", difficulty=2, importance=5,
+    minutes=8, lines=5,
+    task="Write `scale_to_fp8(x)`: quantise a float32 or bf16 tensor to E4M3 with one scale for all of it. Return `(q, scale)`, "
+    "with q in `torch.float8_e4m3fn`, so that `q.float() * scale` is close to x. The largest magnitude in q is 448. "
+    "The scale is a number in float32 precision; for a tensor of zeros it may be any positive number. Magnitudes are 0, or go "
+    "from 1e-30 to 1e30. x stays unchanged.",
+    hints=(
+        "Which number of x has to become 448? And by what do you multiply to come back?",
+        "`amax = x.abs().max()`; what is in q is x divided by `amax / 448`. In which dtype do you compute that if x is bf16? "
+        "What if amax is 0?",
+        "`amax = x.abs().max().float()`, `scale = torch.where(amax > 0, amax / 448, 1.0)`, then "
+        "`(x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)`.",
+    ),
+    why="This is current scaling. `scaled_mm` multiplies two such tensors, and multiplies the result by both scales.",
+    alternative="multiply by `448 / amax` and return `amax / 448`: with a floor for amax, 448 / amax stays finite.",
+)  # fmt: skip
+
+
+def right(x: Any) -> Any:
+    amax = x.abs().max().float()
+    scale = torch.where(amax > 0, amax / 448, 1.0)
+    scaled = x.float() / scale
+    q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return q, scale
+
+
+BF16 = "for a bf16 tensor"
+CASES = (  # the case, the largest magnitude with its sign, the shape
+    ("for numbers up to 3", 3.0, (4, 6)),
+    ("where the largest magnitude is that of −3", -3.0, (4, 6)),
+    (BF16, 3.140625, (3, 5)),
+    ("for numbers up to 700", 700.0, (24,)),
+    ("for numbers up to 1e-20", 1e-20, (2, 3, 4)),
+    ("for numbers up to 1e-29", -1e-29, (4, 6)),
+    ("for numbers up to 1e30", 1e30, (4, 6)),
+    ("for a tensor of shape ()", -5.0, ()),
+    ("for a tensor of zeros", 0.0, (2, 3)),
+)
+
+
+def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+    """Tensors of many sizes: E4M3's own numbers, moved a little, so that no spelling of the division meets a tie."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    for case, amax, shape in CASES:
+        x = make_tensor(amax, shape, generator).to(torch.bfloat16 if case == BF16 else torch.float32)
+        before = x.clone()
+        first, second = read_pair(call_answer(answer, case, x), case, "the pair (q, scale)")
+        q = read_tensor(first, case, "a tensor, as the first of the pair", shape)
+        scale = read_number(second, case, "the scale that you return is")
+        usable = "positive and finite" if 0 < scale < torch.inf else scale
+        facets: dict[str, Any] = {"the dtype of q": q.dtype}
+        if amax:
+            facets |= {"q": q.double(), "the scale": scale}
+        else:
+            facets |= {"q": q.double() + 0.0, "the scale": usable}  # 0.0 for -0.0
+        facets["x"] = "unchanged" if torch.equal(x, before) else "changed"
+        yield Turn(case, facets, clues={} if q.dtype == torch.float8_e4m3fn else {"q": q.double()})
+
+
+def make_tensor(amax: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw numbers that become numbers of E4M3, within 0.5 %, once the largest magnitude becomes 448."""
+    numbers = torch.arange(1, 126, dtype=torch.uint8).view(torch.float8_e4m3fn).double()  # those between 0 and 448
+    places = torch.randint(0, len(numbers), (torch.Size(shape).numel(),), generator=generator)
+    drawn = numbers[places] * (1 + 0.01 * (torch.rand(places.shape, generator=generator) - 0.5))
+    drawn *= torch.randint(0, 2, drawn.shape, generator=generator) * 2.0 - 1
+    drawn[:3] = torch.tensor([448.0, 299.3, -0.0078])[: len(drawn)]  # both signs, and a subnormal
+    return (drawn / 448 * amax).view(shape).float()
+
+
+AMAX, SCALE = "amax = x.abs().max().float()", "scale = torch.where(amax > 0, amax / 448, 1.0)"
+SCALED, Q = "scaled = x.float() / scale", "q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)"
+RETURN = "return q, scale"
+
+
+def scale_of(quotient: str) -> str:
+    return f"scale = torch.where(amax > 0, {quotient}, 1.0)"
+
+
+scale_to_fp8.judge_by(
+    right=right, play=play, tolerance=1e-6,
+    said={"x": "{case}, your function changes x: work on a copy"},
+    mistakes=[
+        Mistake("scale from the mean", edits={AMAX: "amax = x.float().abs().mean()"},
+                told="the scale comes from the mean magnitude, and what is larger than the mean saturates: take the largest "
+                "magnitude"),
+        Mistake("the largest, not the largest magnitude", edits={AMAX: "amax = x.max().float()"},
+                told="you take the largest number. A negative one may be larger in magnitude: take `x.abs().max()`"),
+        Mistake("inverts the scale", breaks="so that `q.float() * scale` is close to x", edits={RETURN: "return q, 1 / scale"},
+                told="q is right, but this is the factor that leads to q: the scale is the one that leads back, `amax / 448`"),
+        Mistake("multiplies by the scale", edits={SCALED: "scaled = x.float() * scale"},
+                told="you multiply by `amax / 448` on the way to q. Divide by it: only then does amax become 448"),
+        Mistake("returns the numbers that come back", edits={RETURN: "return q.float() * scale, scale"},
+                told="you return `q.float() * scale`, which is what q stands for: return q itself"),
+        Mistake("keeps float32", breaks="with q in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
+                told="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
+        Mistake("E5M2", edits={Q: "q = scaled.clamp(-448, 448).to(torch.float8_e5m2)"},
+                told="this is E5M2, the format for gradients. E4M3 is `torch.float8_e4m3fn`"),
+        Mistake("E5M2's largest number", edits={SCALE: scale_of("amax / 57344")},
+                told="57344 is the largest number of E5M2. E4M3 ends at 448, and most of q saturates"),
+        Mistake("480", edits={SCALE: scale_of("amax / 480")},
+                told="480 is where E4M3 would go on, but that bit pattern is its NaN: the largest number is 448"),
+        Mistake("fp16's largest number", edits={SCALE: scale_of("amax / 65504")},
+                told="65504 is the largest number of fp16. E4M3 ends at 448, and most of q saturates"),
+        Mistake("int8's largest number", breaks="The largest magnitude in q is 448", edits={SCALE: scale_of("amax / 127")},
+                told="127 is the largest number of int8. E4M3 goes up to 448, and its small numbers need that room"),
+        Mistake("saturates the amax", edits={SCALE: scale_of("2 ** torch.floor(torch.log2(amax / 448))")},
+                told="the scale is rounded down to a power of two, so amax lies past 448 and saturates: divide by `amax / 448`"),
+        Mistake("a power of two, rounded up", edits={SCALE: scale_of("2 ** torch.ceil(torch.log2(amax / 448))")},
+                told="the scale is rounded up to a power of two. Nothing saturates, but the card asks for 448 as the largest "
+                "magnitude: divide by `amax / 448`"),
+        Mistake("no scale", edits={SCALE: "scale = torch.ones(())"},
+                told="the scale is always 1: numbers past 448 saturate, and those below 2^-10 become 0"),
+        Mistake("zeros give NaN", breaks="for a tensor of zeros", edits={SCALE: "scale = amax / 448"},
+                told="for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there"),
+        Mistake("a floor of 1e-12", breaks="from 1e-30 to 1e30", edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
+                told="a floor of 1e-12 for amax, or 1e-12 added to it, is too much: a tensor of smaller numbers does not reach "
+                "448, and may become 0. Gradients can be that small: take another scale only where amax is 0"),
+        Mistake("one scale per row", breaks="one scale for all of it",
+                edits={AMAX: "amax = x.abs().amax(dim=-1, keepdim=True).float()"},
+                told="you take a scale for each row. That is often better, but the card asks for one: `x.abs().max()`"),
+        Mistake("in the dtype of x", breaks="in float32 precision",
+                edits={AMAX: "amax = x.abs().max()", SCALE: "scale = torch.where(amax > 0, amax / 448, torch.ones_like(amax))",
+                       SCALED: "scaled = x / scale"},
+                told="the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with `.float()` first"),
+        Mistake("rounds to integers", edits={Q: Q.replace("scaled", "scaled.round()")},
+                told="you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and keeps small "
+                "numbers that `round()` makes 0"),
+        Mistake("changes x", breaks="x stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
+                told="x itself is divided, as `div_` does it: write `x / scale`, which makes a new tensor"),
+    ],
+)  # fmt: skip

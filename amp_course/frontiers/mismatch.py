@@ -1,0 +1,170 @@
+"""Measure how far two engines disagree on the probabilities of the same tokens, though both have the same weights.
+
+In reinforcement learning for language models one engine samples the tokens and another computes the gradients. The
+importance ratio of a token, exp(log p of training − log p of inference), would be 1 in exact arithmetic; what rounding
+makes of it is the training–inference mismatch. Qi et al. 2025, "Defeating the Training-Inference Mismatch via FP16"
+(arXiv:2510.26788), see its root in bf16's few bits: with fp16 in both engines it all but goes away, they report, and
+training is more stable. The first half is measured here, on a small policy; `policy_gradient` looks at the second.
+
+What three more bits in the significand do depends on why engines differ. Where they round at different places, log-ratios
+get about 2³ = 8 times smaller, and a divergence, which is quadratic in them, about 64 times. Where only the sums in fp32
+are in another order, fp16 gains nothing on average: its numbers are 8 times closer together, so a last bit of fp32 moves a
+result to another of them 8 times as often, by an eighth. At this size both are rare, and log-ratios near 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amp_course.bits import FloatFormat, find_format
+from amp_course.frontiers.engines import INFERENCE, TRAINING, Cache, Engine, Policy
+from amp_course.kit.data import CharText, documentation_text, text_batches
+from amp_course.kit.models import CharGPT
+
+
+@dataclass(frozen=True, eq=False)
+class Mismatch:
+    """What two engines said of the same tokens.
+
+    format:     of both, "bf16"
+    log_ratios: log p of training − log p of inference for each token, (sequences, tokens) float64; all 0 if they agree
+    """
+
+    format: str
+    log_ratios: Tensor
+
+    @property
+    def mean(self) -> float:
+        """The mean |log-ratio| of a token."""
+        return self.log_ratios.abs().mean().item()
+
+    @property
+    def largest(self) -> float:
+        """The largest |log-ratio| of a token."""
+        return self.log_ratios.abs().max().item()
+
+    @property
+    def identical(self) -> float:
+        """The share of tokens on which both engines agree to the last bit."""
+        return (self.log_ratios == 0).double().mean().item()
+
+    @property
+    def sequence_ratios(self) -> Tensor:
+        """The importance ratio of each whole sequence, (sequences,): the product of its tokens'."""
+        return self.log_ratios.sum(1).exp()
+
+    @property
+    def effective_share(self) -> float:
+        """What the importance weights leave of the sample: (Σ w)² / (n Σ w²), 1 when all weights are equal.
+
+        Source: Kish's effective sample size, over the number of sequences n.
+        """
+        weights = self.sequence_ratios
+        return (weights.sum().square() / weights.square().sum() / len(weights)).item()
+
+    @property
+    def divergence(self) -> float:
+        """An estimate of the divergence KL(inference ‖ training) of a token, in nats: the mean of r − 1 − log r, never negative.
+
+        Source: J. Schulman, "Approximating KL Divergence", 2020, estimator k3.
+        """
+        return (self.log_ratios.expm1() - self.log_ratios).mean().item()
+
+
+def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT:
+    """Return a character GPT of 2 layers and width 64, trained for a moment in fp32 on Python's documentation.
+
+    100 steps take 1 to 3 s. The global random state stays as it was.
+    Raises ValueError for fewer than 1 step.
+    """
+    text = CharText(documentation_text())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = CharGPT(len(text.vocabulary), context, layers=2, heads=4, width=64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for ids, targets in text_batches(text, batch_size=4, context=context, steps=steps, seed=seed):
+        loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@torch.no_grad()
+def sample(policy: Policy, sequences: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sample token by token with a cache of keys and values, as inference engines do, from temperature 1.
+
+    returns: ids (sequences, tokens + 1), of which the first is the vocabulary's first, 0; and the log-probabilities that the
+             policy gave to the others as it drew them, (sequences, tokens) float64
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids, chosen = torch.zeros(sequences, 1, dtype=torch.int64), []
+    cache: Cache = {}
+    for _ in range(tokens):
+        log_p = policy.logits(ids[:, -1:], cache)[:, -1].double().log_softmax(-1)
+        drawn = torch.multinomial(log_p.exp(), 1, generator=generator)
+        chosen.append(log_p.gather(1, drawn))
+        ids = torch.cat([ids, drawn], 1)
+    return ids, torch.cat(chosen, 1)
+
+
+def log_probs(policy: Policy, ids: Tensor) -> Tensor:
+    """Return the log-probability of each token after the first, all computed at once, as training does.
+
+    ids: (sequences, tokens + 1) → (sequences, tokens) float64
+    """
+    return _chosen(policy.logits(ids[:, :-1]), ids)
+
+
+@torch.no_grad()
+def measure(
+    model: CharGPT,
+    fmt: FloatFormat,
+    *,
+    inference: Engine = INFERENCE,
+    training: Engine = TRAINING,
+    sequences: int = 32,
+    tokens: int = 127,
+    seed: int = 0,
+) -> Mismatch:
+    """Sample with one engine, score with the other, both in a format, emulated as `engines` says.
+
+    32 sequences of 127 tokens take about half a second; each seed draws other ones.
+    Example: measure(small_policy(), BF16).mean → 0.003, and 0.0004 with FP16
+    """
+    ids, sampled = sample(Policy(model, fmt, inference), sequences, tokens, seed)
+    return Mismatch(fmt.name, log_probs(Policy(model, fmt, training), ids) - sampled)
+
+
+@torch.no_grad()
+def measure_with_torch(
+    model: CharGPT, dtype: torch.dtype, *, sequences: int = 8, tokens: int = 127, seed: int = 0
+) -> Mismatch:
+    """Score the same tokens twice with this machine's own kernels: under autocast, and with the whole model cast to the dtype.
+
+    Nothing is emulated here but the sampling. The first is how much RL software trains, the second how inference engines run:
+    norms, softmax and the sums between blocks are rounded, too.
+    dtype: torch.bfloat16, torch.float16, or torch.float32, in which both are the same
+
+    Raises RuntimeError where torch has no CPU kernel for the dtype.
+    """
+    fmt = find_format(dtype)
+    ids, _ = sample(Policy(model, fmt, INFERENCE), sequences, tokens, seed)
+    try:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            trained = _chosen(model(ids[:, :-1]), ids)
+        inferred = _chosen(copy.deepcopy(model).to(dtype)(ids[:, :-1]), ids)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"this torch cannot run the model in {fmt.name} on a CPU ({error}): use a newer one, or `measure`, which emulates it"
+        ) from error
+    return Mismatch(fmt.name, trained - inferred)
+
+
+def _chosen(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.double().log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]

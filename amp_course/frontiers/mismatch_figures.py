@@ -1,0 +1,115 @@
+"""The figures of two experiments of chapter 12: the training–inference mismatch, and fp32 matmuls in pieces of bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from amp_course.frontiers.mismatch import Mismatch
+from amp_course.frontiers.policy_gradient import RewardRun
+from amp_course.frontiers.split_matmul import MatmulError
+from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+
+_LINES = {"fp32": "-", "tf32": ":", "fp16": "--", "bf16": "-."}  # here lines cross: no two alike
+_MARKERS = {"fp32": "o", "tf32": "s", "fp16": "D", "bf16": "x"}  # of a format; "^" for any other
+_POINTS = 200  # of a curve
+
+
+def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
+    """Draw how large log-ratios of tokens are, format by format, and next to them the importance ratios of sequences.
+
+    found: one or more of each format, of different seeds; those of one format are drawn together
+    Raises ValueError for none.
+    """
+    if not found:
+        raise ValueError("no mismatch to draw: pass what `measure` returned, one or more")
+    formats = list(dict.fromkeys(one.format for one in found))
+    ratios = {name: torch.cat([one.sequence_ratios for one in found if one.format == name]) for name in formats}
+    tokens = {
+        name: torch.cat([one.log_ratios.abs().flatten() for one in found if one.format == name]) for name in formats
+    }
+    said = "; ".join(
+        f"{name} {tokens[name].mean():.1e}, ratios {ratios[name].min():.3f} to {ratios[name].max():.3f}"
+        for name in formats
+    )
+    alt = f"Mismatch of training and inference: mean size of a token's log-ratio, and ratios of sequences. {said}."
+    figure, (curves, dots) = new_figure(8, 3.2, columns=2, width_ratios=[3, 2], alt=alt)
+    for place, name in enumerate(formats):
+        colour, line = _look(name)
+        largest_first = tokens[name].sort(descending=True).values
+        every = largest_first[:: max(1, len(largest_first) // _POINTS)]
+        shares = torch.arange(1, len(every) + 1) / len(every)
+        shown = every > 0  # a log-ratio of 0 has no place on a log scale
+        curves.plot(every[shown], shares[shown], ls=line, color=colour, lw=1.6, label=name)
+        across = place + torch.linspace(-0.25, 0.25, len(ratios[name]))
+        dots.plot(across, ratios[name], _MARKERS.get(name, "^"), color=colour, ms=3, ls="")
+    curves.set_xscale("log")
+    curves.set_xlabel("|log p(training) − log p(inference)|", fontsize=8)
+    curves.legend(fontsize=8, frameon=False)
+    title(curves, "A token", "share of tokens whose log-ratio is at least so large")
+    dots.axhline(1, color=FAINT, lw=0.8)
+    dots.set_xticks(range(len(formats)), formats, fontsize=8)
+    dots.ticklabel_format(axis="y", useOffset=False)
+    count = {one.log_ratios.shape[1] for one in found}
+    title(dots, "A sequence", f"importance ratio over {' or '.join(map(str, sorted(count)))} tokens, a mark for each")
+    return figure
+
+
+def reward_figure(runs: Sequence[RewardRun]) -> Figure:
+    """Draw the mean reward of each step, one line a run, in the colour and the line style of its format."""
+    ends: dict[str, list[str]] = {}
+    for run in runs:
+        ends.setdefault(run.format, []).append(f"{run.last():.2f}")
+    said = "; ".join(f"{name} {', '.join(values)}" for name, values in ends.items())
+    alt = f"Mean reward step by step, one line for each format and seed. Over the last 10 steps: {said}."
+    figure, axis = new_figure(7.2, 2.8, alt=alt)
+    for run in runs:
+        colour, line = _look(run.format)
+        axis.plot(range(1, len(run.rewards) + 1), run.rewards, ls=line, color=colour, lw=1.2)
+    lines = [Line2D([], [], color=_look(name)[0], ls=_look(name)[1], label=name) for name in ends]
+    axis.legend(handles=lines, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylim(0, 1.03)
+    axis.set_xlabel("step", fontsize=8)
+    title(axis, "Learning with a mismatch", "mean reward of a batch, a line for each seed")
+    return figure
+
+
+def split_figure(errors: Sequence[MatmulError]) -> Figure:
+    """Draw the typical and the largest error of each scheme on a log scale, and what it cannot exceed."""
+    said = "; ".join(f"{one.scheme.name} {one.typical:.1e} and {one.largest:.1e}" for one in errors)
+    alt = f"Typical and largest error of an fp32 matmul, scheme by scheme, relative to |A||B|. {said}."
+    figure, axis = new_figure(7.2, 1.2 + 0.32 * len(errors), alt=alt)
+    for place, one in enumerate(errors[::-1]):
+        colour, _ = _look(one.scheme.operand.name)
+        axis.plot([one.typical, one.largest], [place, place], color=colour, lw=1.2)
+        axis.plot(one.typical, place, "o", color=colour, ms=5)
+        axis.plot(one.largest, place, "x", color=colour, ms=6)
+        axis.plot(one.bound, place, "|", color=INK, ms=10)
+    axis.set_xscale("log", base=2)
+    names = [_with_cost(one) for one in errors[::-1]]
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(-0.6, len(names) - 0.4)
+    axis.set_xlabel("|error| / |A||B|", fontsize=8)
+    marks: list[Any] = [
+        Line2D([], [], marker=marker, color=INK, ls="", label=label)
+        for marker, label in (("o", "root mean square"), ("x", "largest"), ("|", "largest possible"))
+    ]
+    axis.legend(handles=marks, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    title(axis, "An fp32 matmul from smaller pieces", "error against fp64, log scale")
+    return figure
+
+
+def _with_cost(error: MatmulError) -> str:
+    number = error.scheme.products
+    return f"{error.scheme.name}: {number} matmul{'s' if number > 1 else ''}"
+
+
+def _look(name: str) -> tuple[str, Any]:
+    """Return the colour and the line style of a format."""
+    return FORMAT_COLOURS.get(name, INK), _LINES.get(name, ":")

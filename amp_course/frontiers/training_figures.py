@@ -1,0 +1,82 @@
+"""The figures of trainings below 16 bits: losses step by step, and what each variant reached, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from amp_course.frontiers.experiments import Run, TrainingTable
+from amp_course.frontiers.experiments.table import SCORES
+from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+
+_COLOURS = {  # the first word of a variant → its colour
+    "fp32": FORMAT_COLOURS["fp32"],
+    "bf16": FORMAT_COLOURS["bf16"],
+    "fp8": FORMAT_COLOURS["fp8 E5M2"],
+    "MXFP8": FORMAT_COLOURS["fp8 E4M3"],
+    "MXFP4": FORMAT_COLOURS["fp4 E2M1"],
+    "NVFP4": FORMAT_COLOURS["fp6 E2M3"],
+    "2-bit": FORMAT_COLOURS["fp6 E3M2"],
+    "AdamW": FORMAT_COLOURS["fp32"],
+}
+_LINES = ("-", "--", "-.", ":")
+_SMOOTH = 10  # steps that a point of a curve is the mean of
+
+
+def loss_figure(runs: Sequence[Run]) -> Figure:
+    """Draw the loss of each run, the mean of 10 steps at a time; its name stands at the end of its line.
+
+    Raises ValueError for none.
+    """
+    if not runs:
+        raise ValueError("no training to draw: pass one or more runs")
+    ends = "; ".join(f"{run.variant} {run.last_loss:.2f}" for run in runs)
+    figure, axis = new_figure(8, 3.4, alt=f"Training loss, step by step. At the end: {ends}.")
+    for number, run in enumerate(runs):
+        parts = [run.losses[start : start + _SMOOTH] for start in range(0, len(run.losses), _SMOOTH)]
+        axis.plot(
+            [min((place + 1) * _SMOOTH, len(run.losses)) for place in range(len(parts))],
+            [sum(part) / len(part) for part in parts],
+            ls=_LINES[number % len(_LINES)], lw=1.6, color=_colour(run.variant),
+            label=f"{run.variant}: {run.last_loss:.2f}",
+        )  # fmt: skip
+    axis.set_xlabel("step", fontsize=8)
+    axis.legend(fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left")
+    title(axis, "Loss", "mean of 10 steps")
+    return figure
+
+
+def score_figure(table: TrainingTable, **options: Any) -> Figure:
+    """Draw what each variant reached, a dot for each seed and a line at their mean; the band is that of the first variant.
+
+    The first variant is what the others are compared with. GPT: less is better; ResNet: more is.
+    """
+    groups = list(table.groups().items())
+    workload = table.runs[0].workload
+    factor = 1.0 if workload == "gpt" else 100.0
+    several_rates = len({rate for _, rate in table.groups()}) > 1
+    names = [f"{variant}, rate {rate:g}" if several_rates else variant for (variant, rate), _ in groups]
+    scores = [[factor * run.score for run in runs] for _, runs in groups]
+    means = "; ".join(f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True))
+    better = "less is better" if workload == "gpt" else "percent, more is better"
+    figure, axis = new_figure(
+        8, 0.9 + 0.26 * len(groups), alt=f"{SCORES[workload].capitalize()}, mean over seeds: {means}.", **options
+    )
+    axis.axvspan(min(scores[0]), max(scores[0]), color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
+    for place, (name, each) in enumerate(zip(names, scores, strict=True)):
+        colour, mean = _colour(name), sum(each) / len(each)
+        axis.plot(each, [-place] * len(each), "o", color=colour, ms=4, alpha=0.8)
+        axis.plot([mean, mean], [-place - 0.3, -place + 0.3], color=INK, lw=1.4)
+    axis.set_yticks([-place for place in range(len(groups))], names, fontsize=8)
+    axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
+    seeds = max(len(each) for each in scores)
+    said = f"{better}; a dot for each of {seeds} seeds, a line at their mean" if seeds > 1 else better
+    title(axis, SCORES[workload].capitalize(), said)
+    return figure
+
+
+def _colour(variant: str) -> str:
+    first = variant.split()[0].rstrip(",")
+    return _COLOURS.get(first, INK)

@@ -1,0 +1,38 @@
+"""What the figures of the trainings show is what the runs say."""
+
+from dataclasses import replace
+
+import pytest
+
+from amp_course.frontiers.experiments import CompressedVariant, TrainingTable, find_variant, train_resnet
+from amp_course.frontiers.training_figures import loss_figure, score_figure
+
+RUN = replace(train_resnet(find_variant("fp32"), steps=2), losses=tuple(float(n) for n in range(25)), score=0.9)
+
+
+def test_a_curve_is_the_mean_of_ten_steps() -> None:
+    other = replace(RUN, variant="MXFP4, scale up", losses=(3.0, 1.0))
+    figure = loss_figure([RUN, other])
+    first, second = figure.axes[0].lines
+    assert first.get_xydata().tolist() == [[10, 4.5], [20, 14.5], [25, 22]]
+    assert second.get_xydata().tolist() == [[2, 2.0]] and first.get_color() != second.get_color()
+    assert figure.alt == "Training loss, step by step. At the end: fp32 14.50; MXFP4, scale up 2.00."
+    with pytest.raises(ValueError, match="no training to draw"):
+        loss_figure([])
+
+
+def test_each_seed_has_its_dot_and_the_band_is_the_first_variants() -> None:
+    runs = [RUN, replace(RUN, seed=1, score=0.92), replace(RUN, variant=CompressedVariant().name, score=0.8)]
+    figure = score_figure(TrainingTable(tuple(runs)))
+    axis = figure.axes[0]
+    dots = [
+        line.get_xdata().tolist() if hasattr(line.get_xdata(), "tolist") else list(line.get_xdata())
+        for line in axis.lines
+    ]
+    assert dots == [pytest.approx([90, 92]), pytest.approx([91, 91]), pytest.approx([80]), pytest.approx([80, 80])]
+    band = axis.patches[0].get_extents().transformed(axis.transData.inverted())
+    assert (band.x0, band.x1) == pytest.approx((90, 92))
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["fp32", "2-bit activations, groups of 256"]
+    assert figure.alt == "Right digits, mean over seeds: fp32 91; 2-bit activations, groups of 256 80."
+    assert "rate 0.5" in score_figure(TrainingTable((*runs, replace(RUN, rate=0.5)))).alt
