@@ -20,7 +20,13 @@ from amp_course.frontiers.experiments.table import as_json
 from amp_course.kit.hardware import machine_report, pick_device
 from benchmarks.in_turn import RESULTS, slug
 
-GROUPS, RATES = (256, 4096), (0.05, 0.5)  # of the activations in 2 bits
+RATES = (0.05, 1.0)  # of the activations in few bits
+COMPRESSED = (
+    CompressedVariant(),
+    CompressedVariant(group=4096),
+    CompressedVariant(bits=4, group=4096),
+    CompressedVariant(bits=1, group=4096),
+)
 OPTIMIZER_RATE = 4e-4  # low, so that updates are small compared with the weights
 
 
@@ -35,7 +41,7 @@ def trainings(seeds: int, steps: int | None) -> Iterator[Run]:
         for variant in VARIANTS:
             yield train_resnet(variant, seed=seed, **length)
         for rate in RATES:
-            for compressed in (CompressedVariant(group=group) for group in GROUPS):
+            for compressed in COMPRESSED:
                 yield train_resnet(compressed, seed=seed, rate=rate, **length)
             if rate != RATES[0]:
                 yield train_resnet(VARIANTS[0], seed=seed, rate=rate, **length)

@@ -16,6 +16,7 @@ from torch import Tensor
 from amp_course.bits import FP8_E4M3, FloatFormat, decode
 from amp_course.frontiers.block_formats import BLOCK_FORMATS, BlockFormat, ScaleRounding
 from amp_course.frontiers.quantizing import ElementRounding, blocks_of, quantize
+from amp_course.kit.threads import one_thread
 
 # The integers from −127 to 127: with a single exponent bit, the spacing is the same everywhere.
 INT8 = FloatFormat("int8", 1, 6, -5, "finite")
@@ -179,6 +180,7 @@ class FormatError:
     zeroed: float
 
 
+@one_thread()
 def format_errors(
     tensors: Mapping[str, Tensor], formats: Sequence[BlockFormat] = BLOCK_FORMATS
 ) -> tuple[FormatError, ...]:

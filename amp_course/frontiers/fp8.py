@@ -87,7 +87,8 @@ class DelayedScaling(Scaling):
     history: float32, [window], the latest first, zeros at first; it is saved with the model
     clipped: how many finite numbers were past the largest of the format, so far
     Raises ValueError for a window below 1.
-    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0.
+    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0; after a window of zeros,
+    that keeps the scale it had, and this goes back to 1.
     """
 
     history: Tensor

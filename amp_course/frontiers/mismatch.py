@@ -25,6 +25,7 @@ from amp_course.bits import FloatFormat, find_format
 from amp_course.frontiers.engines import INFERENCE, TRAINING, Cache, Engine, Policy
 from amp_course.kit.data import CharText, documentation_text, text_batches
 from amp_course.kit.models import CharGPT
+from amp_course.kit.threads import one_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,7 @@ class Mismatch:
         return (self.log_ratios.expm1() - self.log_ratios).mean().item()
 
 
+@one_thread()
 def small_policy(seed: int = 0, steps: int = 100, context: int = 128) -> CharGPT:
     """Return a character GPT of 2 layers and width 64, trained for a moment in fp32 on Python's documentation.
 
@@ -121,6 +123,7 @@ def log_probs(policy: Policy, ids: Tensor) -> Tensor:
     return _chosen(policy.logits(ids[:, :-1]), ids)
 
 
+@one_thread()
 @torch.no_grad()
 def measure(
     model: CharGPT,
@@ -141,6 +144,7 @@ def measure(
     return Mismatch(fmt.name, log_probs(Policy(model, fmt, training), ids) - sampled)
 
 
+@one_thread()
 @torch.no_grad()
 def measure_with_torch(
     model: CharGPT, dtype: torch.dtype, *, sequences: int = 8, tokens: int = 127, seed: int = 0

@@ -20,6 +20,7 @@ from amp_course.bits import FloatFormat
 from amp_course.frontiers.engines import INFERENCE, TRAINING, Policy
 from amp_course.frontiers.mismatch import Mismatch, log_probs, sample
 from amp_course.kit.models import CharGPT
+from amp_course.kit.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def alternation(ids: Tensor) -> Tensor:
     return (same & other).float().mean(1)
 
 
+@one_thread()
 def reinforce(
     model: CharGPT,
     fmt: FloatFormat,
@@ -101,6 +103,7 @@ def reinforce(
     return RewardRun(fmt.name, seed, tuple(rewards), tuple(divergences))
 
 
+@one_thread()
 def gradient_gap(
     model: CharGPT, fmt: FloatFormat, *, seed: int = 0, sequences: int = 32, tokens: int = 127
 ) -> GradientGap:

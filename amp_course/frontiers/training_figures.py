@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from amp_course.frontiers.experiments import Run, TrainingTable
+from amp_course.frontiers.experiments.gradient_errors import GradientError
 from amp_course.frontiers.experiments.table import SCORES
 from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
 
@@ -18,7 +19,7 @@ _COLOURS = {  # the first word of a variant → its colour
     "MXFP8": FORMAT_COLOURS["fp8 E4M3"],
     "MXFP4": FORMAT_COLOURS["fp4 E2M1"],
     "NVFP4": FORMAT_COLOURS["fp6 E2M3"],
-    "2-bit": FORMAT_COLOURS["fp6 E3M2"],
+    "few bits": FORMAT_COLOURS["fp6 E3M2"],
     "AdamW": FORMAT_COLOURS["fp32"],
 }
 _LINES = ("-", "--", "-.", ":")
@@ -77,6 +78,27 @@ def score_figure(table: TrainingTable, **options: Any) -> Figure:
     return figure
 
 
+def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
+    """Draw how far each variant's gradient is from fp32's: of one draw as a ring, of the mean of all draws as a dot."""
+    said = "; ".join(f"{one.variant} {one.single:.3f} and {one.mean:.3f}" for one in errors)
+    alt = f"Error of the gradient relative to fp32's, of one draw and of the mean of all. {said}."
+    figure, axis = new_figure(8, 1.1 + 0.26 * len(errors), alt=alt)
+    for place, one in enumerate(errors):
+        colour = _colour(one.variant)
+        axis.plot([one.mean, one.single], [-place, -place], color=colour, lw=1.2)
+        axis.plot(one.single, -place, "o", mfc="white", mec=colour, ms=7, mew=1.4)
+        axis.plot(one.mean, -place, "o", color=colour, ms=4)
+    axis.set_xlim(left=0)
+    axis.set_yticks([-place for place in range(len(errors))], [one.variant for one in errors], fontsize=8)
+    axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
+    title(
+        axis,
+        "Error of the gradient",
+        "relative to fp32's; ring: of one step, dot: what is left of it in the mean of all draws",
+    )
+    return figure
+
+
 def _colour(variant: str) -> str:
     first = variant.split()[0].rstrip(",")
-    return _COLOURS.get(first, INK)
+    return _COLOURS.get("few bits" if first.endswith("-bit") else first, INK)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_course.frontiers.experiments import OPTIMIZERS, VARIANTS, load_trainings
 from amp_course.recipes.survival import load_survival
 from benchmarks.tables import tables
 
@@ -166,3 +167,20 @@ def test_explain_tries_planted_causes(results: Path) -> None:
         assert tried["first_is_planted"] == (tried["named"][:1] != [] and tried["named"][0] in tried["expected"])
         assert tried["cured_is_accused"] == bool({*tried["named_when_cured"]} & {*tried["expected"]})
     assert "Planted causes" in tables({"explain": [found]}) and "Predicted speed-up" in tables({"explain": [found]})
+
+
+def test_blocks_are_gfloats(results: Path) -> None:
+    assert "times as fast" in run("blocks", *SMALL, "--out", results)
+    (path,) = results.glob("blocks-cpu-*.json")
+    found = json.loads(path.read_text())["workloads"]
+    assert len(found) == 5
+    for values in found.values():
+        assert values["same_results"] and set(values["times_as_fast"]) == SPREAD
+
+
+def test_trainings_below_16_bits_are_recorded(results: Path) -> None:
+    assert "MXFP4" in run("low_bits", "--seeds", 1, "--steps", 2, "--out", results)
+    (path,) = results.glob("low_bits-cpu-*.json")
+    found = load_trainings(path)
+    assert {run.variant for run in found["gpt"].runs} == {one.name for one in (*VARIANTS, *OPTIMIZERS)}
+    assert len({run.variant for run in found["resnet"].runs}) == len(VARIANTS) + 4

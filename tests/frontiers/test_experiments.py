@@ -16,7 +16,7 @@ from amp_course.frontiers.experiments import (
     train_gpt,
     train_resnet,
 )
-from amp_course.frontiers.experiments.gradient_errors import gradient_errors
+from amp_course.frontiers.experiments.gradient_errors import gradient_errors, real_tensors
 from amp_course.frontiers.experiments.table import as_json, load_trainings
 from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.layers import RoundedConv2d, RoundedLinear
@@ -123,3 +123,12 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
 def test_an_unknown_variant_is_refused_with_the_names() -> None:
     with pytest.raises(ValueError, match=r"choose one of fp32; bf16; .*Kahan"):
         find_variant("fp4")
+
+
+def test_real_tensors_are_those_of_one_matmul() -> None:
+    found = real_tensors(steps=2)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    assert shapes == {"weights": (256, 64), "activations": (1024, 64), "gradients": (1024, 256)}
+    rows = found["activations"]
+    assert rows.mean(1).abs().max() < 0.2 and found["gradients"].abs().amax() < 0.01  # layer norm's output; a mean loss
+    assert all(tensor.dtype is torch.float32 and not tensor.requires_grad for tensor in found.values())

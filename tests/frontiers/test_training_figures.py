@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from amp_course.frontiers.experiments import CompressedVariant, TrainingTable, find_variant, train_resnet
-from amp_course.frontiers.training_figures import loss_figure, score_figure
+from amp_course.frontiers.experiments.gradient_errors import GradientError
+from amp_course.frontiers.training_figures import gradient_error_figure, loss_figure, score_figure
 
 RUN = replace(train_resnet(find_variant("fp32"), steps=2), losses=tuple(float(n) for n in range(25)), score=0.9)
 
@@ -36,3 +37,10 @@ def test_each_seed_has_its_dot_and_the_band_is_the_first_variants() -> None:
     assert names == ["fp32", "2-bit activations, groups of 256"]
     assert figure.alt == "Right digits, mean over seeds: fp32 91; 2-bit activations, groups of 256 80."
     assert "rate 0.5" in score_figure(TrainingTable((*runs, replace(RUN, rate=0.5)))).alt
+
+
+def test_a_ring_is_one_draw_and_a_dot_the_mean() -> None:
+    figure = gradient_error_figure([GradientError("MXFP4", 0.5, 0.2, 0.0), GradientError("fp8", 0.1, 0.1, 0.0)])
+    lines = [[float(x) for x in line.get_xdata()] for line in figure.axes[0].lines]
+    assert lines == [[0.2, 0.5], [0.5], [0.2], [0.1, 0.1], [0.1], [0.1]]
+    assert "MXFP4 0.500 and 0.200; fp8 0.100 and 0.100" in figure.alt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +40,8 @@ def gradient_errors(
 
     steps: of the training, after which gradients are smaller and less alike than at the start
     """
-    text = CharText(documentation_text())
     with same_random_state(), one_thread():
-        torch.manual_seed(seed)
-        model = CharGPT(len(text.vocabulary), 64, layers=2, heads=4, width=64)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-        *before, last = text_batches(text, 8, 64, steps + 1, seed)
-        for batch in before:
-            optimizer.zero_grad()
-            _loss(model, *batch).backward()
-            optimizer.step()
+        model, last = partly_trained_gpt(steps, seed)
         exact = _gradient(model, last)
         found = []
         for variant in variants:
@@ -62,6 +55,39 @@ def gradient_errors(
             zeros = float(((gradient == 0) & (exact != 0)).float().mean())
             found.append(GradientError(variant.name, sum(single) / draws, _distance(total / draws, exact), zeros))
     return found
+
+
+def partly_trained_gpt(steps: int = 60, seed: int = 0) -> tuple[CharGPT, tuple[Tensor, Tensor]]:
+    """Train the small GPT of `train_gpt` in fp32 for some steps; return it with one more batch."""
+    text = CharText(documentation_text())
+    torch.manual_seed(seed)
+    model = CharGPT(len(text.vocabulary), 64, layers=2, heads=4, width=64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    *before, last = text_batches(text, 16, 64, steps + 1, seed)
+    for batch in before:
+        optimizer.zero_grad()
+        _loss(model, *batch).backward()
+        optimizer.step()
+    return model, last
+
+
+def real_tensors(steps: int = 60, seed: int = 0) -> dict[str, Tensor]:
+    """Return what one matmul of a partly trained GPT meets, all float32, of the second block's first linear layer.
+
+    "weights" [256, 64], "activations" [1024, 64] and "gradients" [1024, 256], which arrive at its output; a row for each token
+    """
+    with same_random_state(), one_thread():
+        model, batch = partly_trained_gpt(steps, seed)
+        kept: dict[str, Tensor] = {}
+        layer = model.get_submodule("blocks.1.up")
+        layer.register_forward_hook(lambda _, inputs, __: kept.update(activations=inputs[0].detach().flatten(0, 1)))
+
+        def keep_gradient(_: nn.Module, __: Any, outputs: Any) -> None:
+            kept["gradients"] = outputs[0].flatten(0, 1)
+
+        layer.register_full_backward_hook(keep_gradient)
+        _loss(model, *batch).backward()
+    return {"weights": layer.get_parameter("weight").detach(), **kept}
 
 
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
