@@ -15,9 +15,12 @@ class CompressedActivations:
 
     bits:      1, 2, 4 or 8
     group:     numbers that share a smallest and a step
-    smallest:  tensors of fewer numbers are kept as they are, as are integers, weights, their casts and views, and what holds inf
-               or NaN
+    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights, their casts and views, and what
+               holds inf or NaN
     generator: of the random numbers
+
+    Gradients are right on average where they are linear in what was saved: those of weights in linear layers and convolutions.
+    Through a ReLU, which asks whether the saved number is above 0, a GELU or a norm they are nearly so.
 
     kept, whole: bytes that were kept, and that would have been kept without it, since the `with` was entered
     Example: with CompressedActivations() as saved: loss = f(model(x), y); then loss.backward()
@@ -41,7 +44,8 @@ class CompressedActivations:
         self._hooks.__exit__(*error)
 
     def _pack(self, tensor: Tensor) -> Tensor | Packed:
-        if not tensor.is_floating_point() or tensor.numel() < self.smallest or is_weight(tensor):
+        small = tensor.numel() < self.smallest or tensor.element_size() == 1  # one byte: fp8, masks
+        if small or not tensor.is_floating_point() or is_weight(tensor):
             return tensor
         if not bool(tensor.isfinite().all()):  # an overflow is the scaler's affair: it must come out as it went in
             return tensor

@@ -29,9 +29,14 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
     tensor: any shape, any floating dtype
     scale:  one number, or one that broadcasts
     returns: the same shape, in `dtype`. NaN stays NaN; inf stays inf in E5M2 and becomes NaN in E4M3, which has no inf
+    Raises TypeError for a tensor of integers.
     Example: to_fp8(torch.tensor([1.0, 500.0]), torch.tensor(1.0)).float() → tensor([1., 448.])
     """
     fmt = fp8_format(dtype)
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"only floating-point tensors are stored in fp8, and this one is {tensor.dtype}: convert it with .float()"
+        )
     scaled = tensor.detach().float() / scale
     infinite = (
         scaled if fmt.specials == "ieee" else torch.nan

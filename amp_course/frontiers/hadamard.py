@@ -30,10 +30,15 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
     tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by smaller matrices: 40 = 32 + 8
     signs:  [size], of 1 and -1; without them, no sign changes
     returns: the same shape and dtype, with the same norm
+    Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
     If both operands of a product are rotated alike along the dimension that is summed over, the product stays the same but
     for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
     Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et al. 2025 (arXiv:2502.20586).
     """
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"only floating-point tensors are rotated, and this one is {tensor.dtype}: convert it with .float()"
+        )
     last = tensor.movedim(dim, -1)
     parts, start = [], 0
     while start < last.shape[-1]:

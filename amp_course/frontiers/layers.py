@@ -38,7 +38,7 @@ class RoundedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias` for x of [..., in_features]."""
         rows: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), self.weight, self.operands, None)
-        result = rows.view(*x.shape[:-1], -1)
+        result = rows.view(*x.shape[:-1], self.weight.shape[0])
         return result if self.bias is None else result + self.bias
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from amp_course.frontiers.activations import CompressedActivations, is_weight
+from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.packing import compress, pack, unpack
 
 
@@ -105,6 +106,13 @@ def test_what_holds_inf_stays_as_it_is() -> None:
     with CompressedActivations() as saved:
         y = (x * math.inf).exp()
     assert saved.kept == 0 and y.numel()
+
+
+def test_what_is_kept_in_fp8_stays_as_it_is() -> None:
+    layer = Fp8Linear(64, 64, bias=False)
+    with CompressedActivations() as saved:
+        layer(torch.randn(64, 64)).sum().backward()
+    assert saved.kept == 0 and layer.weight.grad is not None
 
 
 def test_bad_input_is_refused_with_a_reason() -> None:

@@ -7,7 +7,8 @@ from torch import nn
 
 from amp_course.bits import BF16
 from amp_course.frontiers import MXFP4, MXFP8_E4M3, quantize
-from amp_course.frontiers.fp8 import DelayedScaling
+from amp_course.frontiers.fp8 import DelayedScaling, to_fp8
+from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.hadamard import hadamard, random_signs, rotate
 from amp_course.frontiers.layers import Operands, RoundedConv2d, RoundedLinear, replace_layers
 from amp_course.frontiers.operands import ByBlocks, OneScale, Rotated, Unscaled
@@ -161,3 +162,25 @@ def test_the_networks_of_the_course_train_with_them() -> None:
     assert count == 5
     model(torch.rand(4, 1, 8, 8)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (8,)])
+def test_an_empty_batch_and_a_single_row(shape) -> None:
+    operand = ByBlocks(MXFP4)
+    for layer in (RoundedLinear(nn.Linear(8, 4), Operands(*[operand] * 3)), Fp8Linear(8, 4)):
+        x = torch.ones(shape, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        assert y.shape == (*shape[:-1], 4) and x.grad.shape == shape
+        assert layer.weight.grad.isfinite().all()
+
+
+def test_integers_are_refused_and_dimensions_checked() -> None:
+    whole = torch.ones(2, 8, dtype=torch.int64)
+    for refused in (lambda: rotate(whole), lambda: Fp8Linear(8, 4)(whole), lambda: to_fp8(whole, torch.tensor(1.0))):
+        with pytest.raises(TypeError, match=r"this one is torch\.int64: convert it with \.float\(\)"):
+            refused()
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        rotate(torch.ones(2, 8), dim=2)
+    half = torch.randn(4, 32).half()
+    assert rotate(half).dtype == torch.float16 and torch.allclose(rotate(rotate(half)).float(), half.float(), atol=0.02)
