@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from amp_course.bits.numerals import raised
 from amp_course.frontiers.block_errors import BlockLine, FormatError, RowErrors
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, ZONES, new_figure, title
+from amp_course.kit.style import FAINT, FEWER_DOTS, FORMAT_COLOURS, INK, ZONES, new_figure, title
 
 FATES = {"kept": ZONES["normal"], "became 0": ZONES["lost"], "clipped": ZONES["overflow"]}
 LEAST_ERROR = 1e-3  # the bottom of a logarithmic axis of relative errors, which ends at 1
@@ -82,7 +82,9 @@ def block_line_figure(lines: Sequence[BlockLine]) -> Figure:
             f"become 0: {lost}"
         )
     alt = f"Number lines of one block of {len(lines[0].values)} values, rounded to each format: {'; '.join(said)}."
-    figure, axes = new_figure(7.6, 0.4 + 0.95 * len(lines), rows=len(lines), sharex=True, squeeze=False, alt=alt)
+    figure, axes = new_figure(
+        7.6, 0.4 + 0.95 * len(lines), rows=len(lines), sharex=True, squeeze=False, alt=alt, dots=FEWER_DOTS
+    )
     reach = 1.06 * max(float(numbers.abs().max()) for drawn in lines for numbers in (drawn.values, drawn.grid))
     for axis, drawn in zip(axes[:, 0], lines, strict=True):
         colour = FORMAT_COLOURS.get(drawn.block_format.element.name, INK)
@@ -106,7 +108,7 @@ def format_error_figure(errors: Sequence[FormatError]) -> Figure:
     tensors, formats = ([*dict.fromkeys(names)] for names in zip(*((e.tensor, e.format) for e in errors), strict=True))
     figure, axes = new_figure(
         8, 1.6 + 0.5 * len(formats), columns=len(tensors), rows=2, sharey=True, sharex="row", squeeze=False,
-        alt=_errors_in_words(errors, tensors),
+        alt=_errors_in_words(errors, tensors), dots=FEWER_DOTS,
     )  # fmt: skip
     bits = {one.format: one.bits for one in errors}
     positive = [100 * one.error for one in errors if one.error] or [1.0, 100.0]

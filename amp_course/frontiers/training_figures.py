@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from amp_course.frontiers.experiments import Run, TrainingTable
 from amp_course.frontiers.experiments.gradient_errors import GradientError
 from amp_course.frontiers.experiments.table import SCORES
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.style import FAINT, FEWER_DOTS, FORMAT_COLOURS, INK, new_figure, title
 
 _COLOURS = {  # the first word of a variant → its colour
     "fp32": FORMAT_COLOURS["fp32"],
@@ -49,7 +48,7 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def score_figure(table: TrainingTable, **options: Any) -> Figure:
+def score_figure(table: TrainingTable) -> Figure:
     """Draw what each variant reached, a dot for each seed and a line at their mean; the band is that of the first variant.
 
     The first variant is what the others are compared with. GPT: less is better; ResNet: more is.
@@ -63,7 +62,7 @@ def score_figure(table: TrainingTable, **options: Any) -> Figure:
     means = "; ".join(f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True))
     better = "less is better" if workload == "gpt" else "percent, more is better"
     figure, axis = new_figure(
-        8, 0.9 + 0.26 * len(groups), alt=f"{SCORES[workload].capitalize()}, mean over seeds: {means}.", **options
+        8, 0.9 + 0.26 * len(groups), alt=f"{SCORES[workload].capitalize()}, mean over seeds: {means}.", dots=FEWER_DOTS
     )
     axis.axvspan(min(scores[0]), max(scores[0]), color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
     for place, (name, each) in enumerate(zip(names, scores, strict=True)):
@@ -82,7 +81,7 @@ def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
     """Draw how far each variant's gradient is from fp32's: of one draw as a ring, of the mean of all draws as a dot."""
     said = "; ".join(f"{one.variant} {one.single:.3f} and {one.mean:.3f}" for one in errors)
     alt = f"Error of the gradient relative to fp32's, of one draw and of the mean of all. {said}."
-    figure, axis = new_figure(8, 1.1 + 0.26 * len(errors), alt=alt)
+    figure, axis = new_figure(8, 1.1 + 0.26 * len(errors), alt=alt, dots=FEWER_DOTS)
     for place, one in enumerate(errors):
         colour = _colour(one.variant)
         axis.plot([one.mean, one.single], [-place, -place], color=colour, lw=1.2)

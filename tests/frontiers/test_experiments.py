@@ -118,6 +118,7 @@ def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path) -> None:
 def test_a_loss_that_is_not_finite_is_said() -> None:
     run = replace(train_resnet(VARIANTS[0], steps=2), losses=(2.0, float("nan")))
     assert TrainingTable((run,)).rows()[1][2] == "not finite"
+    assert as_json(run)["losses"] == [2.0, None]
 
 
 def test_an_unknown_variant_is_refused_with_the_names() -> None:

@@ -60,7 +60,6 @@ class TrainingTable:
             "last loss",
             SCORES[workload],
             "seeds",
-            "ms a step",
         ]
         rows = [head + (["fp32 bytes"] if compressed else [])]
         for (variant, rate), runs in self.groups().items():
@@ -111,7 +110,7 @@ def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
             )
         path = found[-1]
     rows = json.loads(path.read_text("utf-8"))["runs"]
-    runs = [Run(**row | {"losses": tuple(row["losses"])}) for row in rows]
+    runs = [Run(**row | {"losses": tuple(math.nan if n is None else n for n in row["losses"])}) for row in rows]
     return {
         name: TrainingTable(tuple(r for r in runs if r.workload == name))
         for name in dict.fromkeys(r.workload for r in runs)
@@ -119,5 +118,5 @@ def load_trainings(path: Path | None = None) -> dict[str, TrainingTable]:
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """Return a run for a file, its losses with four digits."""
-    return {**asdict(run), "losses": [float(f"{loss:.4g}") for loss in run.losses]}
+    """Return a run for a file, its losses with four digits; None for one that is not finite, as JSON has no NaN."""
+    return {**asdict(run), "losses": [float(f"{loss:.4g}") if math.isfinite(loss) else None for loss in run.losses]}

@@ -32,7 +32,7 @@ class Run:
     losses:           of each step, on its batch
     score:            on data that it did not train on: the loss of the GPT, the share of right digits of the ResNet
     seconds_per_step: as timed here; it says what simulation costs, not what hardware would
-    kept, whole:      bytes of activations kept in few bits in a step, and what they would take in fp32
+    kept, whole:      bytes of activations kept in few bits in the first step, and what they would take in fp32
     """
 
     workload: str
@@ -103,6 +103,7 @@ def _train(
         stepping.optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
     losses: list[float] = []
+    sizes: dict[str, int] = {}
     saving = variant.saving(seed)
     began = time.perf_counter()
     for inputs, targets in batches:
@@ -113,6 +114,9 @@ def _train(
         stepping.step()
         course.step()
         losses.append(loss.item())
+        if len(losses) == 1 and isinstance(
+            saving, CompressedActivations
+        ):  # later ones may hold NaN, which is kept whole
+            sizes = {"kept": saving.kept, "whole": saving.whole}
     seconds = (time.perf_counter() - began) / steps
-    sizes = {"kept": saving.kept, "whole": saving.whole} if isinstance(saving, CompressedActivations) else {}
     return {"losses": tuple(losses), "seconds_per_step": seconds, **sizes}
