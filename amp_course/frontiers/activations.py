@@ -6,8 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from amp_course.frontiers.packing import Packed, compress
+from amp_course.frontiers.packing import Packed, can_be_compressed, compress
+
+# What autograd calls views and casts: seen through, a transposed weight and autocast's copy of one are weights.
+_VIEWS_AND_CASTS = {
+    f"{name}Backward{number}"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "ToCopy", "Alias", "Expand", "Unsqueeze",
+                 "Squeeze", "Select", "Slice", "AsStrided", "Clone")
+    for number in (0, 1)
+}  # fmt: skip
 
 
 class CompressedActivations:
@@ -15,15 +24,18 @@ class CompressedActivations:
 
     bits:      1, 2, 4 or 8
     group:     numbers that share a smallest and a step
-    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights, their casts and views, and what
-               holds inf or NaN
+    smallest:  tensors of fewer numbers are kept as they are, as are integers, fp8, weights and what holds inf or NaN
     generator: of the random numbers
 
-    Gradients are right on average where they are linear in what was saved: those of weights in linear layers and convolutions.
-    Through a ReLU, which asks whether the saved number is above 0, a GELU or a norm they are nearly so.
+    Run the model inside, and the loss outside. Gradients are right on average where they are linear in what was saved: those of
+    weights in linear layers and convolutions, and of a ReLU from 2 bits on. Through a norm, a GELU or a tanh they are nearly so.
+    What divides by a saved number, or exponentiates it, is not for this: softmax, attention, logarithms and roots.
+    A frozen weight is recognized as an `nn.Parameter` or a view of one, but not autocast's copy of it, which looks like any other
+    tensor without a gradient.
 
-    kept, whole: bytes that were kept, and that would have been kept without it, since the `with` was entered
-    Example: with CompressedActivations() as saved: loss = f(model(x), y); then loss.backward()
+    kept, whole: bytes of what was compressed, and what it would take otherwise, since the `with` was entered; what several ops
+                 save of one tensor is kept, and counted, once
+    Example: with CompressedActivations() as saved: out = model(x); then cross_entropy(out, y).backward()
     """
 
     def __init__(
@@ -33,6 +45,7 @@ class CompressedActivations:
         self.bits, self.group, self.smallest, self.generator = bits, group, smallest, generator
         self.kept = self.whole = 0
         self._hooks: Any = None
+        self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, Packed]] = {}
 
     def __enter__(self) -> CompressedActivations:
         self.kept = self.whole = 0
@@ -41,34 +54,37 @@ class CompressedActivations:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._known.clear()
         self._hooks.__exit__(*error)
 
-    def _pack(self, tensor: Tensor) -> Tensor | Packed:
+    def _pack(self, tensor: Tensor) -> Tensor | tuple[Packed, torch.Size]:
         small = tensor.numel() < self.smallest or tensor.element_size() == 1  # one byte: fp8, masks
         if small or not tensor.is_floating_point() or is_weight(tensor):
             return tensor
-        if not bool(tensor.isfinite().all()):  # an overflow is the scaler's affair: it must come out as it went in
-            return tensor
-        self.whole += tensor.nbytes
-        packed = compress(tensor, self.bits, self.group, self.generator)
-        self.kept += packed.nbytes
-        return packed
+        # subtle: the weak reference keeps the storage's address from being given to another tensor, but not its bytes
+        storage = StorageWeakRef(tensor.untyped_storage())
+        place = (storage.cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version)
+        key = place if tensor.is_contiguous() else (*place, tensor.shape, tensor.stride())
+        if key not in self._known:
+            if not can_be_compressed(tensor):  # an overflow is for the scaler to see: it comes out as it went in
+                return tensor
+            self._known[key] = storage, compress(tensor, self.bits, self.group, self.generator)
+            self.kept += self._known[key][1].nbytes
+            self.whole += tensor.nbytes
+        return self._known[key][1], tensor.shape
 
     @staticmethod
-    def _unpack(saved: Tensor | Packed) -> Tensor:
-        return saved.restore() if isinstance(saved, Packed) else saved
+    def _unpack(saved: Tensor | tuple[Packed, torch.Size]) -> Tensor:
+        return saved if isinstance(saved, Tensor) else saved[0].restore().view(saved[1])
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a leaf with a gradient, or was made of one alone: a transposed weight, autocast's copy of one."""
-    if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+    """Tell whether a tensor is a parameter, or a view or a cast of one: a transposed weight, autocast's copy of one."""
+    if any(isinstance(one, nn.Parameter) for one in (tensor, tensor._base)):
         return True
+    if tensor.is_leaf:
+        return tensor.requires_grad
     node = tensor.grad_fn
-    while node is not None:
-        before = [one for one, _ in node.next_functions if one is not None]
-        if type(node).__name__ == "AccumulateGrad":
-            return True
-        if len(before) != 1 or len(node.next_functions) != 1:
-            return False
-        node = before[0]
-    return False
+    while node is not None and type(node).__name__ in _VIEWS_AND_CASTS:
+        node = node.next_functions[0][0]
+    return type(node).__name__ == "AccumulateGrad"

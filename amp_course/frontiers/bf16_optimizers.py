@@ -24,8 +24,8 @@ class Bf16Optimizer(Optimizer):
               "kahan":      a second bf16 number for each weight carries what the sums rounded away, 2 bytes more
                             (Zamirai et al. 2020, "Revisiting BFloat16 Training", arXiv:2010.06192)
     seed:     of the draws of stochastic rounding; where they stand is saved by `state_dict`
-    State is kept in bf16, as the weights are. Weights in another dtype are added to as usual.
-    Raises ValueError for an unknown rounding and a learning rate below 0.
+    The state of bf16 weights is kept in bf16, that of others in fp32; those are added to as usual.
+    Raises ValueError for an unknown rounding and a learning rate below 0, TypeError for complex weights.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], rounding: UpdateRounding, seed: int) -> None:
@@ -36,6 +36,21 @@ class Bf16Optimizer(Optimizer):
         super().__init__(params, defaults)
         self.rounding = rounding
         self._generator = torch.Generator().manual_seed(seed)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does; TypeError for complex weights."""
+        super().add_param_group(param_group)
+        require_real(self.param_groups[-1]["params"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "rounding": self.rounding, "draws": self._generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        draws = state.pop("draws", None)
+        super().__setstate__(state)
+        self._generator = torch.Generator()
+        if draws is not None:
+            self._generator.set_state(draws)
 
     @abstractmethod
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
@@ -76,6 +91,7 @@ class Bf16Optimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, with the draws that would have come next."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "draws"})
+        restore_state(self, state_dict)
         if "draws" in state_dict:
             self._generator.set_state(state_dict["draws"].cpu())
 
@@ -101,7 +117,7 @@ class Bf16SGD(Bf16Optimizer):
         if group["momentum"]:
             if "momentum_buffer" in state:
                 direction = state["momentum_buffer"].float() * group["momentum"] + direction
-            state["momentum_buffer"] = direction.to(weight.dtype)
+            state["momentum_buffer"] = direction.to(state_dtype(weight))
         return direction * -group["lr"]
 
 
@@ -128,9 +144,31 @@ class Bf16AdamW(Bf16Optimizer):
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Return the update of torch's AdamW."""
         first, second = adam_means(gradient, state.get("exp_avg"), state.get("exp_avg_sq"), group["betas"])
-        state["exp_avg"], state["exp_avg_sq"] = first.to(weight.dtype), second.to(weight.dtype)
+        state["exp_avg"], state["exp_avg_sq"] = first.to(state_dtype(weight)), second.to(state_dtype(weight))
         state["step"] = state.get("step", 0) + 1
         return adamw_update(weight.float(), first, second, state["step"], group)
+
+
+def restore_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Give each parameter its saved state bit for bit: torch's own loading turns all of it to the dtype of the weights."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, saved in state_dict["state"].items():
+        device = parameters[number].device
+        optimizer.state[parameters[number]] = {
+            name: value.to(device, copy=True) if isinstance(value, Tensor) else value for name, value in saved.items()
+        }
+
+
+def state_dtype(weight: Tensor) -> torch.dtype:
+    """Return bf16 for bf16 weights, float32 for others: in fp16, a mean of squares would underflow."""
+    return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
+
+
+def require_real(parameters: list[Tensor]) -> None:
+    """Raise TypeError if a parameter is complex."""
+    for parameter in parameters:
+        if not parameter.is_floating_point():
+            raise TypeError(f"a parameter is {parameter.dtype}, and only real floating-point ones are updated here")
 
 
 def adam_means(

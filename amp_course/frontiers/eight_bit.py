@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from amp_course.frontiers.bf16_optimizers import adam_means, adamw_update
+from amp_course.frontiers.bf16_optimizers import adam_means, adamw_update, require_real, restore_state
 
 BLOCK = 256  # weights that share a scale
 
 
-@functools.cache
 def dynamic_table(signed: bool) -> Tensor:
     """Return the 256 numbers from -1 or 0 to 1 that a code can mean, float32, in order: few digits, and seven decades.
 
@@ -25,13 +24,18 @@ def dynamic_table(signed: bool) -> Tensor:
     Source: dynamic tree quantization, Dettmers 2016 (arXiv:1511.04561), as in "8-bit Optimizers via Block-wise Quantization"
     (Dettmers et al. 2022, arXiv:2110.02861).
     """
+    return torch.tensor(_table_numbers(signed), dtype=torch.float32)
+
+
+@functools.cache
+def _table_numbers(signed: bool) -> list[float]:
     numbers = [0.0, 1.0]
     for decade in range(7):
         parts = 2**decade if signed else 2 ** (decade + 1)
         for part in range(parts):
             number = 10.0 ** (decade - 6) * (0.1 + 0.9 * (part + 0.5) / parts)
             numbers += [number, -number] if signed else [number]
-    return torch.tensor(sorted(numbers), dtype=torch.float64).float()
+    return sorted(numbers)
 
 
 @dataclass(eq=False)
@@ -57,7 +61,8 @@ class EightBit:
 def to_eight_bit(values: Tensor, *, signed: bool) -> EightBit:
     """Store a tensor in 8 bits a number, block by block of 256: each becomes the nearest number of the table.
 
-    signed: whether there may be numbers below 0
+    signed: whether there may be numbers below 0. If not, only 0 becomes 0: for Adam's v, a smallest number that is too large
+            makes an update too small, but a 0 would make it huge
     """
     flat = values.detach().reshape(-1).float()
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
@@ -65,6 +70,8 @@ def to_eight_bit(values: Tensor, *, signed: bool) -> EightBit:
     shares = blocks / torch.where(scales > 0, scales, 1.0)[:, None]
     table = dynamic_table(signed).to(values.device)
     codes = torch.bucketize(shares, (table[1:] + table[:-1]) / 2)
+    if not signed:
+        codes = torch.where(shares > 0, codes.clamp(min=1), codes)
     return EightBit(codes.to(torch.uint8), scales, values.shape, signed)
 
 
@@ -89,6 +96,14 @@ class AdamW8bit(Optimizer):
             raise ValueError(f"the learning rate is {lr}: it has to be 0 or more")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.smallest = smallest
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does; TypeError for complex weights."""
+        super().add_param_group(param_group)
+        require_real(self.param_groups[-1]["params"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "smallest": self.smallest}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -124,6 +139,8 @@ class AdamW8bit(Optimizer):
         return EightBit(state[f"{name}_codes"], state[f"{name}_scales"], state["shape"], signed).restore()
 
     def _write(self, state: dict[str, Any], name: str, values: Tensor, *, signed: bool) -> None:
+        for old in (name, f"{name}_codes", f"{name}_scales"):  # from a state that was saved with other settings
+            state.pop(old, None)
         if values.numel() < self.smallest:
             state[name] = values
             return
@@ -133,13 +150,7 @@ class AdamW8bit(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, its codes and scales bit for bit (torch's own would turn them to the weights' dtype)."""
         super().load_state_dict(state_dict)
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, saved in state_dict["state"].items():
-            device = parameters[number].device
-            self.state[parameters[number]] = {
-                name: value.to(device, copy=True) if isinstance(value, Tensor) else value
-                for name, value in saved.items()
-            }
+        restore_state(self, state_dict)
 
     def state_bytes(self) -> int:
         """Return the bytes of all means."""

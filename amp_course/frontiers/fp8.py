@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def to_fp8(tensor: Tensor, scale: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
     infinite = (
         scaled if fmt.specials == "ieee" else torch.nan
     )  # said here, for versions of torch cast inf in different ways
-    return torch.where(scaled.isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
+    return torch.where(tensor.detach().isinf(), infinite, scaled.clamp(-fmt.max, fmt.max)).to(dtype)
 
 
 def from_fp8(stored: Tensor, scale: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ def scale_for(amax: Tensor, dtype: torch.dtype) -> Tensor:
     amax: one or more numbers, float32. Below about 1e-36 the scale stays at the smallest normal number of fp32.
     Source: for 0, inf and NaN, Transformer Engine's `compute_scale_from_amax`, common/recipe/recipe_common.cuh.
     """
+    amax = amax.float()
     scale = (amax / fp8_format(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
     return torch.where((amax > 0) & amax.isfinite(), scale, 1.0)
 
@@ -92,8 +94,9 @@ class DelayedScaling(Scaling):
     history: float32, [window], the latest first, zeros at first; it is saved with the model
     clipped: how many finite numbers were past the largest of the format, so far
     Raises ValueError for a window below 1.
-    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0; after a window of zeros,
-    that keeps the scale it had, and this goes back to 1.
+    Not for layers inside `torch.utils.checkpoint`: run again, they would take another scale.
+    Source: the `DelayedScaling` recipe of Transformer Engine, with amax_compute_algo="max" and margin 0. There a window of zeros,
+    or one with an inf in it, keeps the scale of before, and a window is 1,024 long by default.
     """
 
     history: Tensor
@@ -121,6 +124,16 @@ class DelayedScaling(Scaling):
             self.history[0] = amax
         return scale
 
+    def _apply(self, fn: Any, recurse: bool = True) -> DelayedScaling:
+        """Move with the module, but stay in float32: `model.half()` is not meant for the history."""
+        super()._apply(fn, recurse)
+        self.history = self.history.float()
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Keep the history as it is where a state has none, as that of a plain linear layer."""
+        super()._load_from_state_dict({f"{prefix}history": self.history, **state_dict}, prefix, *others)
+
 
 def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Return `(a * scale_a) @ (b * scale_b)` in float32, of fp8 matrices [m, k] and [k, n] with one scale each.
@@ -129,7 +142,8 @@ def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     numbers. Products of two fp8 numbers are exact in fp32; only their sum is rounded.
     """
     if simulated_because(a.device.type, *a.shape, b.shape[1]):
-        return (a.float() @ b.float()) * (scale_a * scale_b)
+        with torch.autocast(a.device.type, enabled=False):  # it would take these matmuls for the model's
+            return (a.float() @ b.float()) * (scale_a * scale_b)
     return _scaled_mm(a, b, scale_a, scale_b)
 
 
@@ -176,6 +190,8 @@ def product_error_bound(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) 
 
     A sum of k numbers in fp32, in any order, is off by at most (k - 1)u / (1 - (k - 1)u) times the sum of their magnitudes, with
     u = 2^-24; the two scales add three roundings, and the result's own subnormal spacing a last one.
+    It holds where sums are in fp32, as on a CPU; the tensor cores of Hopper GPUs add up with about 14 bits (DeepSeek-V3's report,
+    section 3.3.2).
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2.
     """
     unit, k = 2.0**-24, a.shape[1]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 
-@functools.cache
 def hadamard(size: int) -> Tensor:
     """Return the normalised Hadamard matrix, float32: symmetric, orthogonal, all entries ± 1/√size: 2 → [[1, 1], [1, -1]]/√2.
 
@@ -18,10 +17,13 @@ def hadamard(size: int) -> Tensor:
     """
     if type(size) is not int or size < 1 or size & (size - 1):
         raise ValueError(f"size is {size!r}: Sylvester's Hadamard matrices have sizes 1, 2, 4, 8, … powers of two")
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    return matrix / math.sqrt(size)
+    return torch.tensor(_signs_of(size), dtype=torch.float32) / math.sqrt(size)
+
+
+@functools.cache
+def _signs_of(size: int) -> list[list[float]]:
+    """Return the matrix times √size. Entry (i, j) is -1 where i and j have an odd number of bits in common."""
+    return [[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
 
 
 def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None = None) -> Tensor:
@@ -30,7 +32,8 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
     tensor: any shape, floating; where its size is no multiple of `size`, the rest is rotated by smaller matrices: 40 = 32 + 8
     signs:  [size], of 1 and -1; without them, no sign changes
     returns: the same shape and dtype, with the same norm
-    Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
+    Raises TypeError for a tensor of integers, ValueError for a size that is not a power of two, IndexError for a dimension that
+    does not exist.
     If both operands of a product are rotated alike along the dimension that is summed over, the product stays the same but
     for rounding: (xR)(wR)ᵀ = xRRᵀwᵀ = xwᵀ.
     Source: the random Hadamard transform of QuaRot (arXiv:2404.00456), for MXFP4 training Tseng et al. 2025 (arXiv:2502.20586).
@@ -39,21 +42,27 @@ def rotate(tensor: Tensor, size: int = 32, dim: int = -1, signs: Tensor | None =
         raise TypeError(
             f"only floating-point tensors are rotated, and this one is {tensor.dtype}: convert it with .float()"
         )
+    hadamard(size)  # refuses other sizes
+    if signs is not None and signs.shape != (size,):
+        raise ValueError(f"signs have the shape {tuple(signs.shape)}: {size} numbers in a row need {size} of them")
+    if not tensor.dim():
+        return tensor
     last = tensor.movedim(dim, -1)
     parts, start = [], 0
-    while start < last.shape[-1]:
-        while size > last.shape[-1] - start:
-            size //= 2
-        stop = start + (last.shape[-1] - start) // size * size
-        matrix = hadamard(size).to(tensor.device, tensor.dtype)
-        if signs is not None:
-            matrix = signs[:size, None].to(matrix) * matrix
-        parts.append((last[..., start:stop].unflatten(-1, (-1, size)) @ matrix).flatten(-2))
-        start = stop
+    with torch.autocast(tensor.device.type, enabled=False):  # the result keeps the tensor's dtype
+        while start < last.shape[-1]:
+            while size > last.shape[-1] - start:
+                size //= 2
+            stop = start + (last.shape[-1] - start) // size * size
+            matrix = hadamard(size).to(tensor.device, tensor.dtype)
+            if signs is not None:
+                matrix = signs[:size, None].to(matrix) * matrix
+            parts.append((last[..., start:stop].unflatten(-1, (-1, size)) @ matrix).flatten(-2))
+            start = stop
     return torch.cat(parts, dim=-1).movedim(-1, dim) if parts else tensor
 
 
-@functools.cache
 def random_signs(size: int = 32, seed: int = 0) -> Tensor:
     """Draw the signs for `rotate`: float32, [size], 1 or -1."""
-    return torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    draws = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed), device="cpu")
+    return draws.float() * 2 - 1

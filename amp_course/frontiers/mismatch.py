@@ -7,9 +7,9 @@ makes of it is the training–inference mismatch. Qi et al. 2025, "Defeating the
 training is more stable. The first half is measured here, on a small policy; `policy_gradient` looks at the second.
 
 What three more bits in the significand do depends on why engines differ. Where they round at different places, log-ratios
-get about 2³ = 8 times smaller, and a divergence, which is quadratic in them, about 64 times. Where only the sums in fp32
-are in another order, fp16 gains nothing on average: its numbers are 8 times closer together, so a last bit of fp32 moves a
-result to another of them 8 times as often, by an eighth. At this size both are rare, and log-ratios near 0.
+get about 2³ = 8 times smaller, and a divergence, which is quadratic in them, about 64 times. Where only the sums in fp32 are in
+another order, fp16 gains nothing: products of bf16 numbers have 16 bits, so fp32 adds up short sums of them almost exactly, in
+any order; those of fp16 numbers have 22, and are rounded at each addition. Both mismatches are tiny then.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def measure_with_torch(
 ) -> Mismatch:
     """Score the same tokens twice with this machine's own kernels: under autocast, and with the whole model cast to the dtype.
 
-    Nothing is emulated here but the sampling. The first is how much RL software trains, the second how inference engines run:
+    Nothing is emulated here but the sampling. The first is how many RL libraries train, the second how inference engines run:
     norms, softmax and the sums between blocks are rounded, too.
     dtype: torch.bfloat16, torch.float16, or torch.float32, in which both are the same
 

@@ -66,3 +66,10 @@ class Rotated:
 
     def __call__(self, tensor: Tensor, dim: int) -> Tensor:
         return self.then(rotate(tensor, self.size, dim, random_signs(self.size, self.seed)), dim)
+
+
+def scaling_of(operand: Operand) -> Scaling | None:
+    """Return the module that scales an operand, if there is one."""
+    if isinstance(operand, Rotated):
+        return scaling_of(operand.then)
+    return operand.scaling if isinstance(operand, OneScale) else None

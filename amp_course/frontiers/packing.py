@@ -45,8 +45,9 @@ def unpack(packed: Tensor, count: int, bits: int = 2) -> Tensor:
 class Packed:
     """A tensor in few bits: for each group of numbers in a row its smallest and its step, for each number a code.
 
-    codes: uint8, packed
+    codes:       uint8, packed
     least, step: one for each group, in bf16: value = least + code * step
+    zeros:       whether code 0 means 0, and the others count from 1: value = least + (code - 1) * step
     """
 
     codes: Tensor
@@ -56,6 +57,7 @@ class Packed:
     dtype: torch.dtype
     bits: int
     group: int
+    zeros: bool
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +68,10 @@ class Packed:
         """Return a tensor of the old shape and dtype."""
         count = self.shape.numel()
         codes = unpack(self.codes, len(self.least) * self.group, self.bits).view(-1, self.group).float()
-        values = torch.addcmul(self.least.float()[:, None], codes, self.step.float()[:, None])
+        levels = codes - 1 if self.zeros else codes
+        values = torch.addcmul(self.least.float()[:, None], levels, self.step.float()[:, None])
+        if self.zeros:
+            values = torch.where(codes == 0, 0.0, values)
         return values.view(-1)[:count].view(self.shape).to(self.dtype)
 
 
@@ -74,8 +79,11 @@ def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.G
     """Round a tensor to 2^bits levels, group by group, at random and right on average.
 
     group: numbers that share a smallest and a step; the last group may be filled up
+    Where the smallest number of all is 0, as after a ReLU, code 0 is kept for zeros, if there are 2 bits or more: what is above
+    0 stays above it, and a ReLU's gradient passes where it should.
     The ends of a group are rounded to bf16, outwards, so that each number lies between two levels and is right on average.
-    Raises ValueError for an inf or NaN and for sizes below 1, TypeError for a tensor that is not of real floating-point numbers.
+    Raises ValueError for an inf or NaN, numbers too far apart for fp32 and sizes below 1, TypeError for a tensor that is not of
+    real floating-point numbers.
     Source: Chen et al. 2021, "ActNN" (arXiv:2104.14129), section 4: per-group quantisation with stochastic rounding.
     """
     _per_byte(bits)
@@ -84,19 +92,37 @@ def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.G
     if not tensor.is_floating_point():
         raise TypeError(f"only floating-point tensors are compressed, and this one is {tensor.dtype}")
     flat = tensor.detach().reshape(-1).float()
+    if not can_be_compressed(flat):
+        raise ValueError("the tensor holds inf, NaN or numbers near the ends of fp32: a group with one has no step")
     count = flat.numel()
     padded = torch.cat([flat, flat[-1:].expand(-count % group)]) if count else flat
     rows = padded.view(-1, group)
+    zeros = bits > 1 and count > 0 and float(flat.min()) == 0.0
     low, high = (rows.amin(1), rows.amax(1)) if count else (rows.new_zeros(0), rows.new_zeros(0))
-    if not bool((low.isfinite() & high.isfinite()).all()):
-        raise ValueError("the tensor holds inf or NaN, and a group with one has no smallest and no step")
+    if zeros:  # the smallest above 0; a group of nothing but zeros takes its 0
+        above = torch.where(rows > 0, rows, torch.inf).amin(1)
+        low = torch.where(above.isinf(), 0.0, above)
     least = _outwards(low, up=False)
-    levels = 2**bits - 1
+    levels = 2**bits - (2 if zeros else 1)
     step = _outwards((high - least.float()) / levels, up=True)
     width = torch.where(step > 0, step.float(), 1.0)[:, None]
-    noise = torch.rand(rows.shape, generator=generator, device=rows.device)
-    codes = ((rows - least.float()[:, None]) / width + noise).floor_().clamp_(0, levels).to(torch.uint8)
-    return Packed(pack(codes, bits), least, step, tensor.shape, tensor.dtype, bits, group)
+    noise = torch.rand(rows.shape, generator=generator, device=_of(generator, rows)).to(rows.device)
+    codes = ((rows - least.float()[:, None]) / width + noise).floor_().clamp_(0, levels)
+    if zeros:
+        codes = torch.where(rows > 0, codes + 1, 0.0)
+    return Packed(pack(codes.to(torch.uint8), bits), least, step, tensor.shape, tensor.dtype, bits, group, zeros)
+
+
+def can_be_compressed(tensor: Tensor) -> bool:
+    """Tell whether the smallest and the largest number of a tensor are finite in fp32, and their difference is in bf16."""
+    if not tensor.numel():
+        return True
+    least, largest = tensor.detach().float().aminmax()
+    return bool((largest - least).bfloat16().isfinite())
+
+
+def _of(generator: torch.Generator | None, tensor: Tensor) -> torch.device:
+    return tensor.device if generator is None else generator.device
 
 
 def _outwards(values: Tensor, *, up: bool) -> Tensor:

@@ -29,7 +29,8 @@ def quantize(
 
     tensor:    any shape, any floating dtype; an empty one comes back as it is
     dim:       along which blocks lie; where the size is no multiple of a block, the last block is shorter
-    rounding:  of the elements: to nearest, ties to even, or up or down at random, right on average
+    rounding:  of the elements: to nearest, ties to even, or up or down at random. That is right on average but for what is
+               clipped: the largest number of a block where the scale was rounded down, as in the formats' own rule and in NVFP4
     generator: of the random numbers
     returns:   the same shape, in float32, or in float64 if the tensor is
     A block that holds inf or NaN becomes NaN, all of it, as one with a scale of NaN is (OCP MX v1.0, section 5.1). Gradients pass
@@ -66,7 +67,10 @@ def blocks_of(
 ) -> Blocks:
     """Take a tensor apart as `quantize` does; the dimension that blocks lie along comes last."""
     if rounding not in ("nearest", "stochastic"):
-        raise ValueError(f"unknown rounding {rounding!r}: choose “nearest” or “stochastic”")
+        raise ValueError(
+            f"unknown rounding {rounding!r} of the elements: choose “nearest” or “stochastic”; for the scale's, see "
+            "`BlockFormat.rounding_scale`"
+        )
     element = block_format.element
     dtype = work_dtype(tensor, element)
     if block_format.scale is not None:
@@ -119,12 +123,12 @@ class _StraightThrough(torch.autograd.Function):
 
 def _in_blocks(values: Tensor, size: int, dim: int) -> Tensor:
     """Return [..., blocks, size], with `dim` last, filled up with zeros."""
-    if not values.dim():
-        values = values.reshape(1)
-    if not -values.dim() <= dim < values.dim():
+    if not -max(values.dim(), 1) <= dim < max(values.dim(), 1):
         raise IndexError(
             f"dim is {dim}, and the tensor has {values.dim()} dimensions: blocks lie along one that it has"
         )
+    if not values.dim():
+        values = values.reshape(1)
     last = values.movedim(dim, -1)
     blocks = -(-last.shape[-1] // size)
     if not last.numel():
@@ -154,5 +158,6 @@ def _stochastic(scaled: Tensor, block_format: BlockFormat, generator: torch.Gene
     """Round to a neighbour at random, the nearer one more often, so that the mean is right."""
     element = block_format.element
     step = binade(scaled, element) * element.eps
-    noise = torch.rand(scaled.shape, generator=generator, device=scaled.device, dtype=scaled.dtype)
+    device = scaled.device if generator is None else generator.device
+    noise = torch.rand(scaled.shape, generator=generator, device=device, dtype=scaled.dtype).to(scaled.device)
     return ((scaled / step + noise).floor() * step).clamp(-element.max, element.max)

@@ -43,7 +43,7 @@ class Scheme:
     pieces:   of each operand, 1 to 3
     products: how many matmuls of two pieces are added up, the largest ones
 
-    Raises ValueError for pieces or products that do not exist.
+    Raises ValueError for pieces or products that do not exist, and for pieces of another format than bf16.
     """
 
     name: str
@@ -55,6 +55,10 @@ class Scheme:
         if self.pieces not in (1, 2, 3):
             raise ValueError(
                 f"{self.name}: {self.pieces!r} pieces: take 1, 2 or 3; three hold all 24 bits of an fp32 number"
+            )
+        if self.operand not in ((BF16,) if self.pieces > 1 else (BF16, TF32, FP32)):
+            raise ValueError(
+                f"{self.name}: pieces are in bf16, and a single one in bf16, TF32 or fp32, not in {self.operand.name}"
             )
         if self.products not in range(1, self.pieces**2 + 1):
             raise ValueError(
@@ -133,9 +137,7 @@ def split_bf16(tensor: Tensor, parts: int = 3) -> tuple[Tensor, ...]:
     Raises TypeError unless the tensor is float32, ValueError for another number of parts.
     Example: split_bf16(torch.tensor(1.00390625), 2) → (1.0, 0.00390625): 1 + 2^−8 is halfway between two bf16 numbers
     """
-    if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"only float32 is cut into bf16 pieces, and this is {kind}: convert it with .float()")
+    _require_fp32(tensor, "cut into bf16 pieces")
     if parts not in (1, 2, 3):
         raise ValueError(f"{parts!r} parts: take 1, 2 or 3; three hold all 24 bits of an fp32 number")
     pieces, rest = [], tensor.detach()
@@ -146,6 +148,7 @@ def split_bf16(tensor: Tensor, parts: int = 3) -> tuple[Tensor, ...]:
     return tuple(pieces)
 
 
+@torch.no_grad()
 def matmul(a: Tensor, b: Tensor, scheme: Scheme) -> Tensor:
     """Multiply two fp32 matrices by a scheme: (m, k) times (k, n) → (m, n), in fp32.
 
@@ -153,17 +156,26 @@ def matmul(a: Tensor, b: Tensor, scheme: Scheme) -> Tensor:
     bits and drop the others (PyTorch's notes on numerical accuracy), which doubles the error. Where a piece of one matrix
     is inf and one of the other 0, the result is NaN, which fp32 would often not give.
     `torch.set_float32_matmul_precision` changes the scheme "fp32" alone: pieces survive TF32 and bf16 unchanged.
-    Raises TypeError unless both are float32.
+    No gradient passes. Raises TypeError unless both are float32.
     """
-    if scheme.operand == FP32:
-        return a @ b
-    if scheme.operand == TF32:
-        return round_to(a, TF32) @ round_to(b, TF32)
-    left, right = split_bf16(a, scheme.pieces), split_bf16(b, scheme.pieces)
-    total = torch.zeros(())
-    for i, j in reversed(scheme.pairs):
-        total = total + left[i] @ right[j]
-    return total
+    for tensor in (a, b):
+        _require_fp32(tensor, "multiplied")
+    with torch.autocast(a.device.type, enabled=False):
+        if scheme.operand == FP32:
+            return a @ b
+        if scheme.operand == TF32:
+            return round_to(a, TF32) @ round_to(b, TF32)
+        left, right = split_bf16(a, scheme.pieces), split_bf16(b, scheme.pieces)
+        total = torch.zeros((), device=a.device)
+        for i, j in reversed(scheme.pairs):
+            total = total + left[i] @ right[j]
+        return total
+
+
+def _require_fp32(tensor: Tensor, what: str) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"only float32 is {what}, and this is {kind}: convert it with .float()")
 
 
 def _gamma(roundings: int) -> float:

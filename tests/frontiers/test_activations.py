@@ -1,5 +1,6 @@
 """Codes packed into bytes against numpy's packbits; 2-bit activations whose gradients are right on average."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -101,6 +102,88 @@ def test_weights_and_their_casts_are_kept_and_never_written(dtype: torch.dtype |
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def gradient(net: nn.Module, x: torch.Tensor, saved: CompressedActivations | None = None) -> torch.Tensor:
+    """Return the gradient of all parameters for the mean of the squared outputs, the loss outside the hooks."""
+    net.zero_grad()
+    with saved or contextlib.nullcontext():
+        out = net(x)
+    out.square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_gradients_through_relus_are_right_on_average(bits: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    x = torch.randn(64, 32)
+    exact = gradient(net, x)
+    saved = CompressedActivations(bits, 64, generator=torch.Generator().manual_seed(2))
+    draws = torch.stack([gradient(net, x, saved) for _ in range(200)])
+    deviation = draws.std(0) / math.sqrt(200)
+    off = ((draws.mean(0) - exact) / deviation)[deviation > 0]
+    assert off.square().mean().sqrt() < 1.3 and (draws.mean(0) - exact)[deviation == 0].abs().max() < 1e-6
+
+
+def test_zeros_stay_zeros_and_what_is_above_stays_above() -> None:
+    x = torch.relu(torch.randn(5000, generator=torch.Generator().manual_seed(0)))
+    x[:512] = 0.0
+    for bits in (2, 4, 8):
+        back = compress(x, bits, 256).restore()
+        assert torch.equal(back == 0, x == 0) and (back >= 0).all()
+    mean = sum(compress(x, 2, 256, torch.Generator().manual_seed(n)).restore().double() for n in range(2000)) / 2000
+    step = compress(x, 2, 256).step.float().repeat_interleave(256)[:5000]
+    assert ((mean - x).abs() <= 5 * 0.5 * step / math.sqrt(2000) + 1e-9).all()
+
+
+def test_what_several_ops_save_of_one_tensor_is_kept_and_counted_once() -> None:
+    net = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)
+    )  # the ReLU's result is the input of the next layer
+    inner = torch.randn(64, 64, requires_grad=True) * 1.0
+    with CompressedActivations() as saved:
+        net(inner)
+    assert saved.whole == 2 * 64 * 64 * 4 and saved.whole / saved.kept > 15
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+    with saved:
+        outputs = [layer(inner) for layer in layers]
+    assert saved.whole == 64 * 64 * 4
+    sum(out.sum() for out in outputs).backward()
+    with saved:
+        for _ in range(20):  # tensors that come and go, at the same addresses: none is taken for another
+            x = torch.randn(64, 64, requires_grad=True)
+            out = (x * 1.0).square()
+            (got,) = torch.autograd.grad(out.sum(), x)
+            assert (got - 2 * x).abs().max() < 6
+
+
+def test_weights_are_known_from_what_is_made_of_them() -> None:
+    frozen, free = nn.Linear(64, 64).requires_grad_(False), nn.Embedding(100, 64)
+    assert (
+        is_weight(frozen.weight.t()) and is_weight(frozen.weight[3:].view(-1)) and is_weight(free.weight.bfloat16().t())
+    )
+    ids = torch.arange(100)
+    for activation in (
+        free(ids),
+        free(ids).relu(),
+        free.weight.sin(),
+        torch.randn(3, 3, requires_grad=True) @ frozen.weight[:3, :3],
+    ):
+        assert not is_weight(activation)
+    x = torch.randn(64, 64, requires_grad=True)
+    with CompressedActivations() as saved:
+        out = frozen(x * 1)
+    (got,) = torch.autograd.grad(out.sum(), x)
+    assert saved.kept == 0 and torch.allclose(got, frozen.weight.sum(0).expand(64, 64), atol=1e-5)
+
+
+def test_numbers_at_the_ends_of_fp32_are_kept_as_they_are() -> None:
+    x = (3e38 * torch.tensor([1.0, -1.0]).repeat(1024)).requires_grad_()
+    with CompressedActivations() as saved:
+        (x * 1.0).square().sum()
+        (x * 1.0).abs().mul(1e-30).sum().backward()
+    assert saved.kept == 0 and x.grad is not None and torch.allclose(x.grad.abs(), torch.tensor(1e-30))
+
+
 def test_what_holds_inf_stays_as_it_is() -> None:
     x = torch.randn(2048, requires_grad=True)
     with CompressedActivations() as saved:
@@ -120,7 +203,7 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         CompressedActivations(3)
     with pytest.raises(ValueError, match="has to fill whole bytes"):
         compress(torch.ones(4), 2, 6)
-    with pytest.raises(ValueError, match="holds inf or NaN"):
+    with pytest.raises(ValueError, match="holds inf, NaN or numbers near the ends"):
         compress(torch.tensor([1.0, math.nan]))
     with pytest.raises(TypeError, match="only floating-point"):
         compress(torch.arange(3))

@@ -211,3 +211,9 @@ def test_frozen_weights_and_inputs_get_no_gradient() -> None:
     layer.requires_grad_(True)
     layer(x.detach()).sum().backward()
     assert layer.weight.grad is not None
+
+
+def test_a_scale_that_is_far_too_small_still_clips() -> None:
+    assert to_fp8(torch.tensor([1e30, -1e30]), torch.tensor(1e-10)).float().tolist() == [448.0, -448.0]
+    assert to_fp8(torch.tensor([1e39], dtype=torch.float64), ONE).float().tolist() == [448.0]
+    assert scale_for(torch.tensor(1e-3, dtype=torch.float16), E5M2) > 0

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from amp_course.bits import BF16
-from amp_course.frontiers import MXFP4, MXFP8_E4M3, quantize
+from amp_course.frontiers import MXFP4, MXFP8_E4M3, fp8, quantize
 from amp_course.frontiers.fp8 import DelayedScaling, to_fp8
 from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.hadamard import hadamard, random_signs, rotate
@@ -184,3 +184,91 @@ def test_integers_are_refused_and_dimensions_checked() -> None:
         rotate(torch.ones(2, 8), dim=2)
     half = torch.randn(4, 32).half()
     assert rotate(half).dtype == torch.float16 and torch.allclose(rotate(rotate(half)).float(), half.float(), atol=0.02)
+
+
+def test_autocast_changes_no_arithmetic_in_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "_problem", lambda device: "told to simulate")
+    torch.manual_seed(0)
+    linear, x = nn.Linear(64, 32, bias=False), torch.randn(16, 64) * 1e3
+    operand = ByBlocks(MXFP4)
+    for layer in (Fp8Linear.from_linear(linear), RoundedLinear(linear, Operands(*[operand] * 3))):
+        plain = layer(x)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                assert torch.equal(layer(x), plain) and plain.dtype is torch.float32
+                assert rotate(x).dtype is torch.float32
+
+
+def test_the_result_has_the_dtype_of_the_input() -> None:
+    operand = ByBlocks(MXFP4)
+    linear = RoundedLinear(nn.Linear(32, 16), Operands(*[operand] * 3)).bfloat16()
+    convolution = RoundedConv2d(nn.Conv2d(4, 8, 3), Operands(*[operand] * 3)).bfloat16()
+    for layer, x in ((linear, torch.randn(4, 32)), (convolution, torch.randn(2, 4, 8, 8))):
+        low = x.bfloat16().requires_grad_()
+        y = layer(low)
+        y.float().sum().backward()
+        assert (
+            y.dtype is torch.bfloat16 and low.grad.dtype is torch.bfloat16 and layer.weight.grad.dtype is torch.bfloat16
+        )
+
+
+def test_delayed_scales_move_stop_and_are_saved_with_their_layer() -> None:
+    def operands() -> Operands:
+        return Operands(*(OneScale(scaling=DelayedScaling(4)) for _ in range(3)), by_dimension=False)
+
+    layer = RoundedLinear(nn.Linear(8, 4), operands())
+    layer(torch.full((2, 8), 3.0))
+    history = layer.scalings[0].history.clone()
+    assert history[0] == 3
+    layer.eval()(torch.full((2, 8), 9.0))
+    assert torch.equal(layer.scalings[0].history, history)
+    fresh = RoundedLinear(nn.Linear(8, 4), operands())
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh.operands.inputs.scaling.history, history)
+    half = Fp8Linear(16, 16, scaling=DelayedScaling).to(torch.bfloat16)
+    for _ in range(3):
+        half(torch.randn(4, 16, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert half.input_scaling.history.dtype is torch.float32 and half.weight.grad.isfinite().all()
+    half.load_state_dict(nn.Linear(16, 16).state_dict())  # has no history
+
+
+def test_a_layer_in_several_places_is_replaced_in_all_and_what_is_kept_is_kept_whole() -> None:
+    model = nn.Module()
+    model.a = model.b = nn.Linear(8, 8)
+    model.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    operands = Operands(*[Unscaled(BF16)] * 3)
+
+    def make(module: nn.Module) -> nn.Module | None:
+        return RoundedLinear(module, operands) if isinstance(module, nn.Linear) else None
+
+    assert replace_layers(model, make, keep=["head"]) == 1
+    assert model.a is model.b and isinstance(model.a, RoundedLinear) and isinstance(model.head[0], nn.Linear)
+    with pytest.raises(TypeError, match=r"write keep=\['head'\]"):
+        replace_layers(model, make, keep="head")
+    with pytest.raises(ValueError, match="the model is a Linear itself"):
+        replace_layers(nn.Linear(2, 2), make)
+
+
+def test_other_modules_and_single_pictures_are_refused() -> None:
+    operands = Operands(*[Unscaled(BF16)] * 3)
+    with pytest.raises(TypeError, match="this is a Conv2d"):
+        RoundedLinear(nn.Conv2d(1, 1, 1), operands)
+    with pytest.raises(TypeError, match="this is a ConvTranspose2d"):
+        RoundedConv2d(nn.ConvTranspose2d(1, 1, 1), operands)
+    with pytest.raises(ValueError, match=r"use x\[None\]"):
+        RoundedConv2d(nn.Conv2d(1, 1, 1), operands)(torch.zeros(1, 4, 4))
+    for size in (24, 0):
+        with pytest.raises(ValueError, match="powers of two"):
+            rotate(torch.ones(48), size)
+    with pytest.raises(ValueError, match="need 32 of them"):
+        rotate(torch.ones(64), 32, signs=torch.ones(16))
+    assert "in_features=8, out_features=4" in repr(RoundedLinear(nn.Linear(8, 4), operands))
+
+
+def test_the_first_call_decides_nothing_for_later_ones() -> None:
+    with torch.inference_mode():
+        rotate(torch.ones(16), 16, signs=random_signs(16))
+    x = torch.ones(16, requires_grad=True)
+    rotate(x, 16, signs=random_signs(16)).sum().backward()
+    hadamard(16).mul_(5)
+    assert x.grad is not None and torch.allclose(hadamard(16) @ hadamard(16), torch.eye(16), atol=1e-6)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_parameters_without_a_gradient_and_closures() -> None:
             return loss
 
         before = float(one.detach().square().sum())
-        assert float(optimizer.step(closure)) == before
+        assert optimizer.step(closure).item() == before
     assert torch.equal(other, torch.ones(2)) and not torch.equal(one, torch.ones(2))
 
 
@@ -145,6 +146,9 @@ def test_each_number_of_a_block_becomes_the_nearest_of_the_table(signed: bool) -
         scale = np.abs(block).max()
         got = back.flatten()[start : start + BLOCK].double().numpy()
         distance = np.abs(block[:, None] / (scale or 1) - table).min(axis=1)
+        if not signed:
+            distance = np.where((block > 0) & (block < scale * table[1]), table[1], distance)
+            assert np.array_equal(got == 0, block == 0)
         assert np.all(np.abs(got - block) <= scale * (distance + 1e-6)), start
     assert back.shape == x.shape and stored.nbytes == 5 * BLOCK + 5 * 4
 
@@ -176,3 +180,67 @@ def test_with_eight_bits_a_net_learns_as_with_thirty_two_from_a_quarter_of_the_s
     assert losses[1] < losses[0] * 1.02 + 0.01 and losses[0] < 0.7
     numbers = 64 * 128 + 128 * 32
     assert optimizer.state_bytes() == 2 * numbers * (1 + 4 / BLOCK) + 2 * 4 * (128 + 32)
+
+
+def test_a_v_that_is_small_next_to_its_block_makes_no_huge_update() -> None:
+    ours, theirs = (nn.Parameter(torch.zeros(4096)) for _ in range(2))
+    optimizers = AdamW8bit([ours], lr=1e-3), torch.optim.AdamW([theirs], lr=1e-3)
+    for step in range(3):
+        gradient = torch.full((4096,), 1e-4 if step == 0 else 0.0)
+        gradient[0] = 1.0
+        for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    assert ours.detach().abs().max() <= theirs.detach().abs().max() * 1.01
+
+
+@pytest.mark.parametrize("make", [Bf16SGD, Bf16AdamW, AdamW8bit])
+def test_a_copied_and_a_pickled_optimizer_step_as_the_first_does(make) -> None:
+    model = nn.Linear(64, 64).bfloat16()
+    how = {} if make is AdamW8bit else {"rounding": "stochastic"}
+    optimizer = make(model.parameters(), lr=0.01, **how)
+
+    def step(one: nn.Module, stepping: torch.optim.Optimizer) -> list[torch.Tensor]:
+        for parameter in one.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        stepping.step()
+        return [parameter.detach().clone() for parameter in one.parameters()]
+
+    step(model, optimizer)
+    copied = copy.deepcopy((model, optimizer))
+    pickled = pickle.loads(pickle.dumps((model, optimizer)))
+    wanted = step(model, optimizer)
+    for pair in (copied, pickled):
+        assert all(map(torch.equal, step(*pair), wanted))
+
+
+@pytest.mark.parametrize("make", [Bf16AdamW, AdamW8bit])
+def test_fp16_weights_and_states_of_torchs_own_are_taken(make) -> None:
+    weight, exact = nn.Parameter(torch.ones(64).half()), nn.Parameter(torch.ones(64))
+    optimizer, torchs = (
+        make([weight], lr=1e-3),
+        torch.optim.AdamW([exact], lr=1e-3, betas=make([exact]).defaults["betas"]),
+    )
+    for step in range(30):
+        weight.grad, exact.grad = torch.full((64,), 1e-4 * (step != 20)).half(), torch.full((64,), 1e-4 * (step != 20))
+        optimizer.step()
+        torchs.step()
+    assert (weight.float() - exact).abs().max() < 0.02
+    big = nn.Parameter(torch.zeros(5000))
+    first = torch.optim.AdamW([big], lr=1e-3)
+    big.grad = -torch.ones(5000)
+    first.step()
+    second = make([big], lr=1e-3)
+    second.load_state_dict(first.state_dict())
+    for _ in range(5):
+        second.step()
+    means = [state for state in second.state[big].values() if isinstance(state, torch.Tensor) and state.numel() >= 5000]
+    assert len(means) == 2 and (make is Bf16AdamW or all(one.dtype == torch.uint8 for one in means))
+    assert float(big.detach()[0]) == pytest.approx(6e-3, rel=0.05)
+
+
+def test_complex_weights_are_refused() -> None:
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    for make in (Bf16SGD, Bf16AdamW, AdamW8bit):
+        with pytest.raises(TypeError, match=r"a parameter is torch\.complex64"):
+            make([weight])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_course.bits import BF16, FP32
+from amp_course.bits import BF16, FP16, FP32, TF32
 from amp_course.frontiers.mismatch_figures import split_figure
 from amp_course.frontiers.split_matmul import (
     BF16X1,
@@ -182,3 +182,16 @@ def test_the_figure_shows_every_error_and_its_bound() -> None:
     assert drawn["|"] == [error.bound for error in errors[::-1]]
     assert axis.get_xscale() == "log"
     assert all(f"{error.scheme.name} {error.typical:.1e} and {error.largest:.1e}" in figure.alt for error in errors)
+
+
+def test_other_formats_and_dtypes_are_refused_and_autocast_changes_nothing() -> None:
+    for operand, pieces in ((TF32, 2), (FP16, 1), (FP32, 3)):
+        with pytest.raises(ValueError, match="a single one in bf16, TF32 or fp32"):
+            Scheme("other", operand, pieces)
+    a, b = torch.randn(8, 16), torch.randn(16, 8)
+    for scheme in SCHEMES:
+        plain = matmul(a, b.requires_grad_(), scheme)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(matmul(a, b, scheme), plain) and plain.dtype is torch.float32 and not plain.requires_grad
+        with pytest.raises(TypeError, match=r"only float32 is multiplied, and this is torch\.float64"):
+            matmul(a.double(), b.double(), scheme)

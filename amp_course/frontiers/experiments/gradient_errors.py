@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.frontiers.experiments.variants import Variant
+from amp_course.frontiers.experiments.variants import OptimizerVariant, Variant
 from amp_course.kit.data import CharText, documentation_text, text_batches
 from amp_course.kit.models import CharGPT
 from amp_course.kit.random_state import same_random_state
@@ -39,7 +40,13 @@ def gradient_errors(
     """Train a small GPT in fp32, then compute the gradient of one more batch under each variant, `draws` times.
 
     steps: of the training, after which gradients are smaller and less alike than at the start
+    Raises ValueError for fewer than 1 draw, and for variants that change the optimizer alone, and so no gradient.
     """
+    if draws < 1:
+        raise ValueError(f"draws is {draws}: take 1 or more")
+    for variant in variants:
+        if isinstance(variant, OptimizerVariant):
+            raise ValueError(f"{variant.name} changes the optimizer, and its gradients are those of fp32")
     with same_random_state(), one_thread():
         model, last = partly_trained_gpt(steps, seed)
         exact = _gradient(model, last)
@@ -49,7 +56,7 @@ def gradient_errors(
             for draw in range(draws):
                 rounded = copy.deepcopy(model)
                 variant.convert(rounded, seed=draw)
-                gradient = _gradient(rounded, last)
+                gradient = _gradient(rounded, last, variant.saving(seed=draw))
                 single.append(_distance(gradient, exact))
                 total += gradient
             zeros = float(((gradient == 0) & (exact != 0)).float().mean())
@@ -94,10 +101,14 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
-def _gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def _gradient(
+    model: nn.Module, batch: tuple[Tensor, Tensor], saving: AbstractContextManager[Any] | None = None
+) -> Tensor:
     """Return the gradient of all matrices in the blocks, flat, in float64."""
     model.zero_grad()
-    _loss(model, *batch).backward()
+    with saving or nullcontext():
+        loss = _loss(model, *batch)
+    loss.backward()
     matrices = [
         p.grad for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2 and p.grad is not None
     ]

@@ -24,6 +24,8 @@ class TrainingTable:
     runs: tuple[Run, ...]
 
     def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("a table needs at least one training")
         if len({run.workload for run in self.runs}) != 1:
             raise ValueError("a table holds trainings of one workload: make one for each")
 

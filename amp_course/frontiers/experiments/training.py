@@ -65,12 +65,12 @@ def train_gpt(variant: Variant, *, steps: int = 250, rate: float = 4e-3, seed: i
         run = _train(variant, model, lambda p: torch.optim.AdamW(p, lr=rate), batches, steps, seed)
         held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
         with torch.no_grad():
-            score = sum(_loss(model, *batch).item() for batch in held_out) / len(held_out)
+            score = sum(cross_entropy(model(x).flatten(0, 1), y.flatten()).item() for x, y in held_out) / len(held_out)
     return Run("gpt", variant.name, variant.bits, rate, seed, score=score, **run)
 
 
 def train_resnet(variant: Variant, *, steps: int = 250, rate: float = 0.05, seed: int = 0, channels: int = 16) -> Run:
-    """Train a small ResNet on the digits by SGD with momentum 0.9; 32 pictures a step, and the same course of the rate."""
+    """Train a small ResNet on the digits by SGD with momentum 0.9; 32 pictures a step, with the same schedule."""
     data = digits()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
@@ -88,18 +88,13 @@ def _text() -> CharText:
     return CharText(documentation_text())
 
 
-def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    outputs = model(inputs)
-    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
-
-
 def _train(
     variant: Variant, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterable[tuple[Tensor, Tensor]],
     steps: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     variant.convert(model, seed)
     stepping = variant.stepping(model, make_optimizer, seed)
-    course = LambdaLR(
+    schedule = LambdaLR(
         stepping.optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
     losses: list[float] = []
@@ -108,11 +103,12 @@ def _train(
     began = time.perf_counter()
     for inputs, targets in batches:
         with saving:
-            loss = _loss(model, inputs, targets)
+            outputs = model(inputs)
+        loss = cross_entropy(outputs.flatten(0, -2), targets.flatten())
         model.zero_grad()
         loss.backward()
         stepping.step()
-        course.step()
+        schedule.step()
         losses.append(loss.item())
         if len(losses) == 1 and isinstance(
             saving, CompressedActivations

@@ -154,9 +154,9 @@ def _bf16_adamw(parameters: list[nn.Parameter], rate: float, seed: int, *, round
     return Bf16AdamW(parameters, rate, BETAS, rounding=rounding, seed=seed)
 
 
+BETAS = (0.9, 0.95)
 # Stochastic rounding is for gradients alone, as in NVIDIA's recipe (arXiv:2509.25149). It is right on average only where nothing
 # is clipped, and a scale that is rounded down clips the largest numbers of a block.
-BETAS = (0.9, 0.95)
 VARIANTS = (
     Variant("fp32", 32),
     Variant("bf16", 16, _unscaled),
