@@ -125,7 +125,7 @@ class _Product(torch.autograd.Function):
 def replace_layers(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], keep: Collection[str] = ()) -> int:
     """Put another layer in the place of each that `make` returns one for; return how many layers that were.
 
-    make: a module → its replacement, or None to leave it; asked once for a layer that stands in several places
+    make: a module → its replacement, or None to leave it; asked once for a layer that is used in several places
     keep: names of modules that stay as they are, with all that is in them, such as the first and the last: "head", "blocks.0"
     Replacing has no effect where another module reads a layer's weight itself, as `nn.MultiheadAttention` does with `out_proj`.
     Raises ValueError for a name in `keep` that no module has, and for a model that would have to be replaced itself; TypeError
