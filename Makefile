@@ -12,7 +12,7 @@ INSTALL = @[ "$$($(PYTHON) -c 'import sys; print(sys.version_info >= (3, 6))' 2>
 	$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab update test test-matrix test-phrasebook screenshots exercises notebooks lint
+.PHONY: help lab update test test-matrix test-phrasebook screenshots exercises notebooks book lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -50,6 +50,10 @@ exercises: ## make exercises/ from solutions/
 notebooks: ## run the notebooks whose stored outputs are out of date (ARGS=--all: every one)
 	$(INSTALL) --extra test
 	@$(VENV)/python -m amp_course.authoring run $(ARGS)
+
+book: ## make the course a site of static pages, in build/book
+	$(INSTALL) --extra test
+	@$(VENV)/python tools/book.py $(ARGS)
 
 lint: ## put the code in order where a tool can, and say what it cannot
 	$(INSTALL) --extra test

@@ -33,8 +33,8 @@ def quantize(
                clipped: the largest number of a block where the scale was rounded down, as in the formats' own rule and in NVFP4
     generator: of the random numbers
     returns:   the same shape, in float32, or in float64 if the tensor is
-    A block that holds inf or NaN becomes NaN, all of it, as one with a scale of NaN is (OCP MX v1.0, section 5.1). Gradients pass
-    straight through, as with `round_to`.
+    A block that holds inf or NaN becomes NaN, all of it, as its scale does (OCP MX v1.0 has a NaN among the scales for that). For
+    inf this is one choice of several: gfloat keeps it in its place. Gradients pass straight through, as with `round_to`.
 
     Raises TypeError for a tensor of integers, IndexError for a dimension that does not exist.
     Example: quantize(torch.tensor([6.0, 0.4]), MXFP4) → tensor([6.0000, 0.5000])

@@ -1,0 +1,139 @@
+"""The book as readers find it: every page there, every link leading somewhere, nothing asked of another host."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import nbformat
+import pytest
+
+from amp_course.course import CHAPTERS, available
+from tests.browser.conftest import BROWSERS, FLAGS
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 15 * 2**20
+
+
+class Page(HTMLParser):
+    """The links, pictures and ids of a page, and the text of its article."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.ids: set[str] = set()
+        self.pictures: list[str | None] = []
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids |= {value for name, value in attrs if name == "id" and value}
+        if tag == "a" and found.get("href"):
+            self.links.append(found["href"] or "")
+        if tag in ("img", "script") and found.get("src"):
+            self.loads.append(found["src"] or "")
+        if tag == "link" and found.get("rel") != "canonical" and found.get("href"):
+            self.loads.append(found["href"] or "")
+        if tag == "img":
+            self.pictures.append(found.get("alt"))
+
+
+@pytest.fixture(scope="session")
+def pages(book: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in book.rglob("*.html")}
+
+
+def test_every_chapter_is_there_with_its_exercises_and_all_of_it_is_light(book: Path) -> None:
+    for chapter in available():
+        assert (book / "notebooks" / f"{chapter.stem}.html").is_file()
+        assert (book / "api" / f"{chapter.word}.html").is_file()
+        if (ROOT / "exercises" / f"{chapter.stem}.ipynb").is_file():
+            assert (book / "exercises" / f"{chapter.stem}.html").is_file()
+    for name in ("index", "search", "more/sheet", "more/mistakes", "more/benchmarks", "more/machines"):
+        assert (book / f"{name}.html").is_file()
+    assert sum(file.stat().st_size for file in book.rglob("*") if file.is_file()) < LIMIT
+
+
+def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
+    lost = []
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"https?:|mailto:", link):
+                continue
+            target, fragment = urldefrag(link)
+            file = (path.parent / unquote(target)).resolve() if target else path
+            if not file.is_file() or (fragment and file in pages and unquote(fragment) not in pages[file].ids):
+                lost.append((path.name, link))
+    assert lost == []
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
+    assert [
+        (path.name, one) for path, page in pages.items() for one in page.loads if re.match(r"(https?:)?//", one)
+    ] == []
+
+
+def test_every_figure_has_its_words_and_every_panel_its_still(book: Path, pages: dict[Path, Page]) -> None:
+    for chapter in available():
+        path = book / "notebooks" / f"{chapter.stem}.html"
+        cells = nbformat.read(ROOT / "notebooks" / f"{chapter.stem}.ipynb", as_version=4).cells
+        outputs = [one for cell in cells if cell.cell_type == "code" for one in cell.outputs]
+        pictures = [one for one in outputs if "image/png" in one.get("data", {})]
+        assert len(pages[path].pictures) >= len(pictures)
+        assert all(pages[path].pictures), f"{chapter.stem}: a picture without words"
+        panels = sum(any("widget" in kind for kind in one.get("data", {})) for one in outputs)
+        assert path.read_text("utf-8").count("This is a still picture") == panels
+
+
+def test_blanks_stay_blank_and_cards_are_shown(book: Path) -> None:
+    for chapter in CHAPTERS:
+        path = book / "exercises" / f"{chapter.stem}.html"
+        if path.is_file():
+            text = path.read_text("utf-8")
+            assert text.count("your code here") >= 1 and text.count("difficulty") >= len(chapter.exercises())
+            assert "BEGIN SOLUTION" not in text and "✔" not in text
+
+
+@pytest.fixture(scope="session")
+def address(book: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(book)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
+        pytest.skip("no Chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=FLAGS)
+        page = browser.new_page(viewport={"width": 400, "height": 900})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        names = ["index", "more/sheet", "more/mistakes", "more/benchmarks", "api/frontiers"]
+        names += [f"{folder}/{chapter.stem}" for chapter in available() for folder in ("notebooks", "exercises")]
+        for name in names:
+            if page.goto(f"{address}/{name}.html").status == 200:
+                assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
+        page.goto(f"{address}/search.html?q=unscale_")
+        playwright.expect(page.locator("#search-results li").first).to_be_visible()
+        assert [one for one in asked if not one.startswith((address, "data:"))] == []
+        browser.close()
