@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.bits import FloatFormat
+from amp_course.bits import FP32, FloatFormat
 from amp_course.bits.formats import find_format
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -194,7 +194,7 @@ def product_error_bound(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) 
     section 3.3.2).
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2.
     """
-    unit, k = 2.0**-24, a.shape[1]
+    unit, k = FP32.eps / 2, a.shape[1]
     magnitude = (a.double().abs() @ b.double().abs()) * (scale_a.double() * scale_b.double()).abs()
     roundings = k - 1 + 3
-    return magnitude * (roundings * unit / (1 - roundings * unit)) + 2.0**-149
+    return magnitude * (roundings * unit / (1 - roundings * unit)) + FP32.smallest_subnormal

@@ -102,12 +102,16 @@ def layers(hooks: Hooks, model: nn.Module, numbers: torch.Generator) -> dict[str
     other = torch.randn(48, 64, generator=numbers).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
         y, z = first(x), other * parameter
+    part = parameter[1:]
+    back = call_answer(hooks.unpack, "for a part of a parameter, when it unpacks",
+                       call_answer(hooks.pack, "for a part of a parameter, when it packs", part))  # fmt: skip
     results = []
     for result, by, inputs, case in ((z, torch.ones(48, 64), other, "a product"), (y, pull, x, "a linear layer")):
         results.append(call_answer(torch.autograd.grad, f"in the backward pass of {case}", result, inputs, by)[0])
     return {
         "the gradient of what a parameter is multiplied by": _close(results[0], parameter.detach()),
         "the gradient of a linear layer's input": _close(results[1], exact),
+        "what comes back of a part of a parameter": "right" if torch.equal(torch.as_tensor(back), part) else "changed",
     }
 
 

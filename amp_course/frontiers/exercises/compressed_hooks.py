@@ -17,9 +17,10 @@ compressed_hooks = Exercise(
     lines=20,
     task="Write `compressed_hooks(model, generator)`: return the two functions that `saved_tensors_hooks` takes. They keep a "
     "floating-point tensor in 2 bits a number. Each 64 numbers in a row share their smallest value and a step, a third of their "
-    "range; the last group may be shorter. A number goes to one of the two levels around it, at random, with draws from the "
-    "generator, independently of the others, so that the mean is right. Shape and dtype come back, and groups of equal numbers "
-    "exactly. At most 3 bits a number are kept, smallest values and steps included. What is not floating-point is left alone, "
+    "range; the last group may be filled up with zeros. A number goes to one of the two levels around it, at random, with draws "
+    "from the generator, independently of the others, so that the mean is right. Shape and dtype come back, and groups "
+    "of equal numbers exactly. In full groups, at most 3 bits a number are kept, smallest values and steps, in float32, "
+    "included. What is not floating-point is left alone, "
     "and so are the model's parameters, and views of them. Tensors are finite and may have any shape and strides; they stay "
     "unchanged, and nothing that is kept requires a gradient.",
     hints=(
@@ -166,6 +167,8 @@ SAID = {
     "independently of the others",
     "the gradient of a linear layer's input": "the gradient of a linear layer's input is off. It depends on nothing but the "
     "weight, which is saved transposed, as a view of the parameter: leave it alone, too",
+    "what comes back of a part of a parameter": "a part of a parameter, `p[1:]`, does not come back as it was: leave views of "
+    "parameters alone, too",
     "the gradient of what a parameter is multiplied by": "the gradient of what a parameter is multiplied by is off: leave "
     "parameters, and views of them, alone",
 }
@@ -203,7 +206,7 @@ compressed_hooks.judge_by(
         Mistake("one group for each row",
                 edits={ROWS: "rows = flat.view(len(tensor) if tensor.dim() else 1, -1)",
                        UNPACK: "codes = unpack(packed, shape.numel()).view(len(least), -1)"},
-                told="a group is a whole row of the tensor. Each has to hold 64 numbers, whatever the shape"),
+                told="groups are larger than 64 numbers: each has to hold 64, whatever the shape"),
         Mistake("no smallest value", edits={LEAST: "least = torch.zeros(len(rows), 1)"},
                 told="the levels start at 0, and all that is negative becomes 0: they start at the smallest number of the group"),
         Mistake("divides by 4", breaks="a third of their range", edits={STEP: STEP.replace("/ 3", "/ 4")},
@@ -214,7 +217,7 @@ compressed_hooks.judge_by(
         Mistake("8 bits", edits={STEP: STEP.replace("/ 3", "/ 255"), CODES: CODES.replace("3)", "255)"),
                 KEEP: KEEP.replace("pack(codes.to(torch.uint8))", "codes.to(torch.uint8)"), UNPACK: "codes = packed"},
                 told="this keeps 8 bits a number: the card asks for 2"),
-        Mistake("keeps the tensor", breaks="At most 3 bits a number", edits={INTEGERS: "if True:"},
+        Mistake("keeps the tensor", breaks="at most 3 bits a number", edits={INTEGERS: "if True:"},
                 told="nothing is compressed: the tensor is kept as it is"),
         Mistake("keeps the rows", edits={KEEP: KEEP.replace("return ", "return rows, "), SAVED: f"_, {SAVED}"},
                 told="the uncompressed numbers are kept next to the packed ones: return only what is needed to come back"),
@@ -225,6 +228,11 @@ compressed_hooks.judge_by(
                 edits={WEIGHT: "if isinstance(tensor, nn.Parameter):"},
                 told="parameters are left alone, but not views of them: a linear layer saves its weight transposed, which is "
                 "another object on the same memory. Compare `untyped_storage().data_ptr()`"),
+        Mistake("compares the first number's address",
+                edits={WEIGHTS: "weights = {p.data_ptr() for p in model.parameters()}",
+                       WEIGHT: "if tensor.data_ptr() in weights:"},
+                told="parts of a parameter, such as `p[1:]`, are compressed: `data_ptr()` is the address of a view's first "
+                "number. All views have the same `untyped_storage().data_ptr()`"),
         Mistake("integers are compressed", breaks="What is not floating-point", edits={INTEGERS: "if False:"},
                 told="integers and masks are compressed, too: indices and masks must come back exactly"),
         Mistake("float32 comes back", breaks="Shape and dtype come back", edits={BACK: BACK.replace(".to(dtype)", "")},
@@ -237,7 +245,7 @@ compressed_hooks.judge_by(
         Mistake("a smallest step", edits={STEP: f"{STEP.replace('(rows', '((rows')}).clamp(min=1e-6)"},
                 told="a smallest step, such as 1e-6, is too coarse for groups of smaller numbers, as gradients are: replace only "
                 "a step of 0"),
-        Mistake("multiples of 64 only", breaks="the last group may be shorter", edits={ROWS: "rows = flat.view(-1, 64)"},
+        Mistake("multiples of 64 only", breaks="the last group may be filled up", edits={ROWS: "rows = flat.view(-1, 64)"},
                 told="only a multiple of 64 numbers can be packed: pad the last group"),
         Mistake("the tail is lost", edits={ROWS: "rows = flat[: len(flat) // 64 * 64].view(-1, 64)"},
                 told="numbers past the last multiple of 64 are lost: pad the last group"),

@@ -151,7 +151,8 @@ delayed_scale.judge_by(
         Mistake("the smallest", edits={LARGEST: "largest = min(self.history, default=0.0)"},
                 told="you take the smallest of the amaxes, and every larger one saturates: take the largest"),
         Mistake("never forgets", edits={HISTORY: "self.history = deque[Any]()"},
-                told="nothing is ever forgotten: one outlier makes all later scales too coarse. Keep the latest {length} amaxes"),
+                told="nothing is ever forgotten: after one outlier all later scales are too large, and small numbers become "
+                "0. Keep the latest {length} amaxes"),
         Mistake("forgets too early", edits={HISTORY: "self.history = deque[Any](maxlen=max(length - 1, 1))"},
                 told="the history holds one amax too few: keep the latest {length}"),
         Mistake("forgets too late", edits={HISTORY: "self.history = deque[Any](maxlen=length + 1)"},

@@ -27,7 +27,7 @@ kahan_sgd = Exercise(
         "`torch.zeros_like(p)`.",
     ),
     why="4 bytes a number for weight and buffer, where bf16 weights with float32 masters take 6, and nearly the same precision.",
-    alternative="torchao's and optimī's way: all in bf16, `y = update + lost; new = p + y; lost = y - (new - p)`. The difference "
+    alternative="optimī's way: all in bf16, `y = update + lost; new = p + y; lost = y - (new - p)`. The difference "
     "`new - p` is exact there, too.",
 )  # fmt: skip
 
@@ -160,7 +160,7 @@ kahan_sgd.judge_by(
                 told="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
         Mistake("changes the gradients", breaks="Gradients stay as they are",
                 edits={UPDATE: "update = p.grad.mul_(self.lr).float()"},
-                told="the gradient itself is multiplied by lr, as `mul_` does it: make a new tensor"),
+                told="the gradient is changed, as `mul_` does it: make a new tensor, and leave clearing it to `zero_grad`"),
         Mistake("autograd watches", edits={NO_GRAD: ""},
                 told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
     ],

@@ -16,8 +16,8 @@ mx_block = Exercise(
     task="Write `mx_block(block)` for 32 float32 numbers: return `(elements, scale)`, so that `elements * scale` is close to "
     "block. The scale is 2 to the power of floor(log2 amax) − 2, exactly, also where amax is just below a power of two; for a "
     "block of zeros it may be any positive number. The elements are numbers of E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their "
-    "negatives) in float32, rounded to nearest, ties to even; what lies past ±6 becomes ±6. Magnitudes are 0, or go from 1e-30 "
-    "to 1e30. block stays unchanged.",
+    "negatives) in float32, rounded to nearest, ties to even (to the neighbour whose last bit is 0: 2.5 to 2, 3.5 to 4, 5 to 4); "
+    "what lies past ±6 becomes ±6. Magnitudes are 0, or go from 1e-30 to 1e30. block stays unchanged.",
     hints=(
         "amax / scale lies between 4 and 8. What becomes of it if it is 7.9? And is the scale that the rule gives too small?",
         "`torch.frexp(amax).exponent - 1` is floor(log2 amax), exactly: a logarithm in float32 is rounded, and may reach the "

@@ -24,7 +24,7 @@ scale_to_fp8 = Exercise(
         "`(x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)`.",
     ),
     why="This is current scaling. `scaled_mm` multiplies two such tensors, and multiplies the result by both scales.",
-    alternative="multiply by `448 / amax` and return `amax / 448`: with a floor for amax, 448 / amax stays finite.",
+    alternative="multiply by `448 / amax` and return `amax / 448`: with 1 for an amax of 0, both stay finite.",
 )  # fmt: skip
 
 
@@ -134,6 +134,10 @@ scale_to_fp8.judge_by(
                 edits={AMAX: "amax = x.abs().max()", SCALE: "scale = torch.where(amax > 0, amax / 448, torch.ones_like(amax))",
                        SCALED: "scaled = x / scale"},
                 told="the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with `.float()` first"),
+        Mistake("in the dtype of x, and zeros give NaN",
+                edits={AMAX: "amax = x.abs().max()", SCALE: "scale = amax / 448", SCALED: "scaled = x / scale"},
+                told="two things are left. The scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with "
+                "`.float()` first. And for a tensor of zeros, the scale is 0, and 0 / 0 is NaN: take another scale there"),
         Mistake("rounds to integers", edits={Q: Q.replace("scaled", "scaled.round()")},
                 told="you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and keeps small "
                 "numbers that `round()` makes 0"),

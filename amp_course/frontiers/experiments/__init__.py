@@ -3,9 +3,17 @@
 from amp_course.frontiers.experiments.gradient_errors import real_tensors
 from amp_course.frontiers.experiments.table import TrainingTable, load_trainings
 from amp_course.frontiers.experiments.training import Run, train_gpt, train_resnet
-from amp_course.frontiers.experiments.variants import OPTIMIZERS, VARIANTS, CompressedVariant, Variant, find_variant
+from amp_course.frontiers.experiments.variants import (
+    GRADIENTS_ONLY,
+    OPTIMIZERS,
+    VARIANTS,
+    CompressedVariant,
+    Variant,
+    find_variant,
+)
 
 __all__ = [
+    "GRADIENTS_ONLY",
     "OPTIMIZERS",
     "VARIANTS",
     "CompressedVariant",

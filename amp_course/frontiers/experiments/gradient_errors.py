@@ -52,15 +52,16 @@ def gradient_errors(
         exact = _gradient(model, last)
         found = []
         for variant in variants:
-            single, total = [], torch.zeros_like(exact)
+            gradients: list[Tensor] = []
             for draw in range(draws):
                 rounded = copy.deepcopy(model)
                 variant.convert(rounded, seed=draw)
-                gradient = _gradient(rounded, last, variant.saving(seed=draw))
-                single.append(_distance(gradient, exact))
-                total += gradient
-            zeros = float(((gradient == 0) & (exact != 0)).float().mean())
-            found.append(GradientError(variant.name, sum(single) / draws, _distance(total / draws, exact), zeros))
+                gradients.append(_gradient(rounded, last, variant.saving(seed=draw)))
+                if draw == 1 and torch.equal(*gradients):
+                    break  # nothing is drawn
+            single = sum(_distance(one, exact) for one in gradients) / len(gradients)
+            zeros = float(((gradients[-1] == 0) & (exact != 0)).float().mean())
+            found.append(GradientError(variant.name, single, _distance(torch.stack(gradients).mean(0), exact), zeros))
     return found
 
 

@@ -60,7 +60,7 @@ class TrainingTable:
             *(["rate"] if several_rates else []),
             "bits",
             "last loss",
-            SCORES[workload],
+            SCORES.get(workload, workload),
             "seeds",
         ]
         rows = [head + (["fp32 bytes"] if compressed else [])]

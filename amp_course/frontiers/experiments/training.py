@@ -52,17 +52,20 @@ class Run:
         return sum(self.losses[-LAST:]) / len(self.losses[-LAST:])
 
 
-def train_gpt(variant: Variant, *, steps: int = 250, rate: float = 4e-3, seed: int = 0, width: int = 64) -> Run:
+def train_gpt(
+    variant: Variant, *, steps: int = 250, rate: float = 4e-3, seed: int = 0, width: int = 64, loss_scale: float = 1.0
+) -> Run:
     """Train a small character GPT on Python's documentation by AdamW; 16 stretches of 64 characters a step.
 
-    The learning rate rises for 20 steps and falls to 0 along a cosine.
+    The learning rate rises for 20 steps and falls to 0 along a cosine. The loss is multiplied by `loss_scale` before the backward
+    pass, and the gradients are divided by it before the optimizer sees them.
     """
     text = _text()
     with same_random_state(), one_thread():
         torch.manual_seed(seed)
         model = CharGPT(len(text.vocabulary), CONTEXT, layers=2, heads=4, width=width)
         batches = text_batches(text, 16, CONTEXT, steps, seed)
-        run = _train(variant, model, lambda p: torch.optim.AdamW(p, lr=rate), batches, steps, seed)
+        run = _train(variant, model, lambda p: torch.optim.AdamW(p, lr=rate), batches, steps, seed, loss_scale)
         held_out = text_batches(text, 32, CONTEXT, 8, seed=1, split="validation")
         with torch.no_grad():
             score = sum(cross_entropy(model(x).flatten(0, 1), y.flatten()).item() for x, y in held_out) / len(held_out)
@@ -90,7 +93,7 @@ def _text() -> CharText:
 
 def _train(
     variant: Variant, model: nn.Module, make_optimizer: MakeOptimizer, batches: Iterable[tuple[Tensor, Tensor]],
-    steps: int, seed: int,
+    steps: int, seed: int, loss_scale: float = 1.0,
 ) -> dict[str, Any]:  # fmt: skip
     variant.convert(model, seed)
     stepping = variant.stepping(model, make_optimizer, seed)
@@ -106,7 +109,11 @@ def _train(
             outputs = model(inputs)
         loss = cross_entropy(outputs.flatten(0, -2), targets.flatten())
         model.zero_grad()
-        loss.backward()
+        (loss * loss_scale).backward()
+        if loss_scale != 1:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= loss_scale
         stepping.step()
         schedule.step()
         losses.append(loss.item())

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from amp_course.bits import BF16, FP8_E4M3, FP8_E5M2
 from amp_course.frontiers.activations import CompressedActivations
@@ -138,12 +138,25 @@ def _one_scale(_: int, *, scaling: Callable[[], Scaling]) -> Operands:
     return Operands(OneScale(E4M3, scaling()), OneScale(E4M3, scaling()), OneScale(E5M2, scaling()), by_dimension=False)
 
 
-def _by_blocks(seed: int, *, block_format: BlockFormat, stochastic: bool = False, rotated: bool = False) -> Operands:
+def _by_blocks(
+    seed: int,
+    *,
+    block_format: BlockFormat,
+    stochastic: bool = False,
+    rotated: bool = False,
+    gradients_only: bool = False,
+) -> Operands:
     nearest = ByBlocks(block_format)
     gradients = ByBlocks(block_format, "stochastic", seed) if stochastic else nearest
+    if gradients_only:
+        return Operands(_exact, _exact, gradients)
     if rotated:
         return Operands(Rotated(nearest), Rotated(nearest), Rotated(gradients))
     return Operands(nearest, nearest, gradients)
+
+
+def _exact(tensor: Tensor, dim: int) -> Tensor:
+    return tensor
 
 
 def _blocks(name: str, block_format: BlockFormat, **how: bool) -> Variant:
@@ -171,9 +184,22 @@ VARIANTS = (
     _blocks("MXFP4, scale up, stochastic", MXFP4.rounding_scale("up"), stochastic=True),
     _blocks("MXFP4, scale up, stochastic, rotated", MXFP4.rounding_scale("up"), stochastic=True, rotated=True),
     _blocks("NVFP4", NVFP4),
+    _blocks("NVFP4, stochastic", NVFP4, stochastic=True),
     _blocks("NVFP4, stochastic, rotated", NVFP4, stochastic=True, rotated=True),
 )
 
+# For `gradient_errors`: the backward pass alone.
+GRADIENTS_ONLY = (
+    _blocks("only gradients in MXFP4, scale down", MXFP4, gradients_only=True),
+    _blocks("only gradients in MXFP4, scale down, stochastic", MXFP4, stochastic=True, gradients_only=True),
+    _blocks("only gradients in MXFP4, scale up", MXFP4.rounding_scale("up"), gradients_only=True),
+    _blocks(
+        "only gradients in MXFP4, scale up, stochastic",
+        MXFP4.rounding_scale("up"),
+        stochastic=True,
+        gradients_only=True,
+    ),
+)
 OPTIMIZERS = (
     OptimizerVariant(
         "AdamW, all in fp32", 96, make=lambda p, rate, _: torch.optim.AdamW(p, rate, betas=BETAS), low=False

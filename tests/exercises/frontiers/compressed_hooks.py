@@ -58,10 +58,10 @@ class Compressor:
 
     def __init__(self, model, generator, weights=True):
         self.generator = generator
-        self.places = {p.data_ptr() for p in model.parameters() if weights}
+        self.places = {p.untyped_storage().data_ptr() for p in model.parameters() if weights}
 
     def pack(self, tensor):
-        if not tensor.dtype.is_floating_point or tensor.data_ptr() in self.places:
+        if not tensor.dtype.is_floating_point or tensor.untyped_storage().data_ptr() in self.places:
             return tensor
         x = tensor.detach().flatten().float()
         short = -x.numel() % 64
