@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import nbformat
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.course import CHAPTERS, available
 from tests.browser.conftest import BROWSERS, FLAGS
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15 * 2**20
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
 class Page(HTMLParser):
@@ -118,22 +121,46 @@ def address(book: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str) -> None:
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
         pytest.skip("no Chromium")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path, args=FLAGS)
-        page = browser.new_page(viewport={"width": 400, "height": 900})
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        names = ["index", "more/sheet", "more/mistakes", "more/benchmarks", "api/frontiers"]
-        names += [f"{folder}/{chapter.stem}" for chapter in available() for folder in ("notebooks", "exercises")]
-        for name in names:
-            if page.goto(f"{address}/{name}.html").status == 200:
-                assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
-        page.goto(f"{address}/search.html?q=unscale_")
-        playwright.expect(page.locator("#search-results li").first).to_be_visible()
-        assert [one for one in asked if not one.startswith((address, "data:"))] == []
+        yield browser
         browser.close()
+
+
+def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium: Any) -> None:
+    page = chromium.new_page(viewport={"width": 400, "height": 900})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    names = ["index", "more/sheet", "more/mistakes", "more/benchmarks", "api/frontiers"]
+    names += [f"{folder}/{chapter.stem}" for chapter in available() for folder in ("notebooks", "exercises")]
+    for name in names:
+        if page.goto(f"{address}/{name}.html").status == 200:
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
+    page.goto(f"{address}/search.html?q=unscale_")
+    page.locator("#search-results li").first.wait_for()
+    assert [one for one in asked if not one.startswith((address, "data:"))] == []
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, address: str, chromium: Any) -> None:
+    """One page of each kind, and the chapters whose outputs differ most from text."""
+    axe = Axe()
+    page = chromium.new_page(color_scheme=theme)
+    names = ["index", "search", "more/sheet", "more/mistakes", "more/benchmarks", "more/machines", "api/frontiers"]
+    names += [f"notebooks/{stem}" for stem in ("00_start", "04_autocast", "08_recipes", "11_debugging", "12_frontiers")]
+    names += ["exercises/02_underflow", "exercises/12_frontiers"]
+    found = {}
+    for name in names:
+        page.goto(f"{address}/{name}.html")
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        violations = axe.run(page, options={"runOnly": WCAG}).response["violations"]
+        found |= {(name, one["id"]): one["nodes"][0]["html"] for one in violations}
+    page.close()
+    assert found == {}
