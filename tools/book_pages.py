@@ -35,12 +35,13 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         "exercises/index": contents("Exercises", "To be solved in JupyterLab, where each answer is checked: `make lab`.", worked),
         "api/index": contents("The package", "What each chapter's package exports: import from here, as the notebooks do.",
                               [chapter.word for chapter in chapters]),
-        "more/index": contents("More", "For the wall, for instructors, and for those who ask what was measured, and where.",
-                               ["sheet", "mistakes", "benchmarks", "machines"]),
+        "more/index": contents("More", "For the wall, for instructors, and for those who ask what was measured, and where else it runs.",
+                               ["sheet", "mistakes", "benchmarks", "machines", "elsewhere"]),
         "more/sheet": sheet_page(),
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
         "more/machines": outside_links(ROOT / "docs" / "machines.md"),
+        "more/elsewhere": outside_links(ROOT / "docs" / "elsewhere.md"),
     }  # fmt: skip
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():

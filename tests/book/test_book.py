@@ -63,7 +63,15 @@ def test_every_chapter_is_there_with_its_exercises_and_all_of_it_is_light(book: 
         assert (book / "api" / f"{chapter.word}.html").is_file()
         if (ROOT / "exercises" / f"{chapter.stem}.ipynb").is_file():
             assert (book / "exercises" / f"{chapter.stem}.html").is_file()
-    for name in ("index", "search", "more/sheet", "more/mistakes", "more/benchmarks", "more/machines"):
+    for name in (
+        "index",
+        "search",
+        "more/sheet",
+        "more/mistakes",
+        "more/benchmarks",
+        "more/machines",
+        "more/elsewhere",
+    ):
         assert (book / f"{name}.html").is_file()
     assert sum(file.stat().st_size for file in book.rglob("*") if file.is_file()) < LIMIT
 
