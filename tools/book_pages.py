@@ -35,7 +35,7 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         "exercises/index": contents("Exercises", "To be solved in JupyterLab, where each answer is checked: `make lab`.", worked),
         "api/index": contents("The package", "What each chapter's package exports: import from here, as the notebooks do.",
                               [chapter.word for chapter in chapters]),
-        "more/index": contents("More", "For the wall, for instructors, and for those who ask what was measured, and where else it runs.",
+        "more/index": contents("More", "For the wall, for instructors, and for those who ask what was measured.",
                                ["sheet", "mistakes", "benchmarks", "machines", "elsewhere"]),
         "more/sheet": sheet_page(),
         "more/mistakes": mistakes_page(chapters),
