@@ -19,6 +19,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PACE = 200  # milliseconds from one action to the next, about a hand's: ipywidgets can lose a change made while it sends another
 PATIENCE = 60_000  # milliseconds: on a busy machine a panel's answer can take many seconds
 
 
@@ -71,7 +72,7 @@ def browser():
 
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS, slow_mo=PACE)
         context = chromium.new_context(
             viewport={"width": 1500, "height": 1000}
         )  # one, for its cache: JupyterLab is large

@@ -66,6 +66,7 @@ def test_bit_explorer_answers(panel, page, portray):
 
     text.fill("2049")
     text.press("Enter")
+    expect(status).to_contain_text("2049 is not in fp16")
     choose_format(panel, "fp32")
     expect(status).to_contain_text("2049 is in fp32 exactly")
     expect(value).to_have_text("2049")

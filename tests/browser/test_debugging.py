@@ -21,6 +21,7 @@ def test_range_weather_answers(lab, page, portray):
     press(page, step, *["ArrowRight"] * 3)
     expect(step).to_have_attribute("aria-valuetext", "4")
     status = panel.get_by_role("status")
+    expect(status.first).to_contain_text("Step 4 of")
     panel.get_by_role("button", name="first heat").press("Enter")
     expect(status.first).to_contain_text(
         re.compile(r"Step \d+: .* is the first whose activation comes within 2 doublings")

@@ -41,9 +41,9 @@ def test_rank_explorer_answers(lab, page, portray):
     # Eight ranks, and outliers on one after the other.
     choose_next(page, panel.get_by_label("ranks", exact=True))
     expect(verdict).to_contain_text("all 8 ranks skip step 1 together")
-    panel.get_by_label("on", exact=True).select_option("the ranks in turn")
     choose_next(page, panel.get_by_label("outliers", exact=True))
     expect(verdict).to_contain_text("all 8 ranks skip 6 steps together")
+    panel.get_by_label("on", exact=True).select_option("the ranks in turn")
     agreement.select_option("nothing (each has a shard)")
     expect(verdict).to_contain_text("In step 1 rank 0 skips and the others step: from step 2 on their scales differ")
     expect(picture).to_have_attribute("aria-label", re.compile("rank 5: scale from .*ranks 6 and 7: scale from"))
