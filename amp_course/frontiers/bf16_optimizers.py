@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from amp_course.bits import BF16
+from amp_course.frontiers.per_parameter import PerParameterOptimizer, adam_means, adamw_update
 from amp_course.underflow.stochastic import stochastic_round
 
 UpdateRounding = Literal["nearest", "stochastic", "kahan"]
 
 
-class Bf16Optimizer(Optimizer):
+class Bf16Optimizer(PerParameterOptimizer):
     """Computes each update in fp32, one parameter at a time, and adds it to a bf16 weight.
 
     rounding: "nearest":    the sum is rounded: an update below half an ulp is lost
@@ -25,22 +25,15 @@ class Bf16Optimizer(Optimizer):
                             (Zamirai et al. 2020, "Revisiting BFloat16 Training", arXiv:2010.06192)
     seed:     of the draws of stochastic rounding; where they stand is saved by `state_dict`
     The state of bf16 weights is kept in bf16, that of others in fp32; those are added to as usual.
-    Raises ValueError for an unknown rounding and a learning rate below 0, TypeError for complex weights.
+    Raises ValueError for an unknown rounding, and what `PerParameterOptimizer` raises.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], rounding: UpdateRounding, seed: int) -> None:
         if rounding not in get_args(UpdateRounding):
             raise ValueError(f"unknown rounding {rounding!r}: choose “nearest”, “stochastic” or “kahan”")
-        if not defaults["lr"] >= 0:
-            raise ValueError(f"the learning rate is {defaults['lr']}: it has to be 0 or more")
         super().__init__(params, defaults)
         self.rounding = rounding
         self._generator = torch.Generator().manual_seed(seed)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does; TypeError for complex weights."""
-        super().add_param_group(param_group)
-        require_real(self.param_groups[-1]["params"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "rounding": self.rounding, "draws": self._generator.get_state()}
@@ -56,19 +49,9 @@ class Bf16Optimizer(Optimizer):
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Return what is to be added to a weight, in float32 as its gradient is, and bring its state up to date."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each parameter that has a gradient; return what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    self._add(parameter, self.update(parameter, parameter.grad.float(), state, group), state)
-        return loss
+    def step_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Compute the update, and add it in the way of `rounding`."""
+        self._add(weight, self.update(weight, gradient, state, group), state)
 
     def _add(self, weight: Tensor, update: Tensor, state: dict[str, Any]) -> None:
         if weight.dtype != torch.bfloat16:
@@ -91,7 +74,6 @@ class Bf16Optimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, with the draws that would have come next."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "draws"})
-        restore_state(self, state_dict)
         if "draws" in state_dict:
             self._generator.set_state(state_dict["draws"].cpu())
 
@@ -149,43 +131,6 @@ class Bf16AdamW(Bf16Optimizer):
         return adamw_update(weight.float(), first, second, state["step"], group)
 
 
-def restore_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Give each parameter its saved state bit for bit: torch's own loading turns all of it to the dtype of the weights."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, saved in state_dict["state"].items():
-        device = parameters[number].device
-        optimizer.state[parameters[number]] = {
-            name: value.to(device, copy=True) if isinstance(value, Tensor) else value for name, value in saved.items()
-        }
-
-
 def state_dtype(weight: Tensor) -> torch.dtype:
     """Return bf16 for bf16 weights, float32 for others: in fp16, a mean of squares would underflow."""
     return torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
-
-
-def require_real(parameters: list[Tensor]) -> None:
-    """Raise TypeError if a parameter is complex."""
-    for parameter in parameters:
-        if not parameter.is_floating_point():
-            raise TypeError(f"a parameter is {parameter.dtype}, and only real floating-point ones are updated here")
-
-
-def adam_means(
-    gradient: Tensor, first: Tensor | None, second: Tensor | None, betas: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
-    """Return Adam's running means of the gradient and of its square, in float32; None stands for zeros."""
-    zero = torch.zeros_like(gradient)
-    first, second = zero if first is None else first.float(), zero if second is None else second.float()
-    return first.lerp(gradient, 1 - betas[0]), second.lerp(gradient.square(), 1 - betas[1])
-
-
-def adamw_update(weight: Tensor, first: Tensor, second: Tensor, step: int, group: dict[str, Any]) -> Tensor:
-    """Return what AdamW adds to a weight, all in float32; the means are not yet corrected for starting at 0.
-
-    Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
-    """
-    beta1, beta2 = group["betas"]
-    denominator = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
-    update = (first / (1 - beta1**step)) / denominator * -group["lr"]
-    return update.sub_(weight, alpha=group["lr"] * group["weight_decay"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from amp_course.frontiers.bf16_optimizers import adam_means, adamw_update, require_real, restore_state
+from amp_course.frontiers.per_parameter import PerParameterOptimizer, adam_means, adamw_update
 
 BLOCK = 256  # weights that share a scale
 
@@ -75,7 +74,7 @@ def to_eight_bit(values: Tensor, *, signed: bool) -> EightBit:
     return EightBit(codes.to(torch.uint8), scales, values.shape, signed)
 
 
-class AdamW8bit(Optimizer):
+class AdamW8bit(PerParameterOptimizer):
     """AdamW with m and v in 8 bits; it computes in fp32, one parameter at a time.
 
     smallest: parameters of fewer numbers, biases and norms, keep their means in fp32, as in bitsandbytes and torchao
@@ -92,42 +91,21 @@ class AdamW8bit(Optimizer):
         *,
         smallest: int = 4096,
     ) -> None:
-        if not lr >= 0:
-            raise ValueError(f"the learning rate is {lr}: it has to be 0 or more")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.smallest = smallest
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does; TypeError for complex weights."""
-        super().add_param_group(param_group)
-        require_real(self.param_groups[-1]["params"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "smallest": self.smallest}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each parameter that has a gradient; return what `closure` returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, group)
-        return loss
-
-    def _step_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        gradient = parameter.grad.float()  # type: ignore[union-attr]  # the caller has looked
+    def step_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Read the means, bring them up to date, store them, and update the weight with what was not yet rounded."""
         first, second = adam_means(
             gradient, self._read(state, "exp_avg"), self._read(state, "exp_avg_sq"), group["betas"]
         )
         state["step"] = state.get("step", 0) + 1
         self._write(state, "exp_avg", first, signed=True)
         self._write(state, "exp_avg_sq", second, signed=False)
-        parameter.copy_(parameter.float() + adamw_update(parameter.float(), first, second, state["step"], group))
+        weight.copy_(weight.float() + adamw_update(weight.float(), first, second, state["step"], group))
 
     def _read(self, state: dict[str, Any], name: str) -> Tensor | None:
         if name in state:
@@ -146,11 +124,6 @@ class AdamW8bit(Optimizer):
             return
         stored = to_eight_bit(values, signed=signed)
         state[f"{name}_codes"], state[f"{name}_scales"], state["shape"] = stored.codes, stored.scales, stored.shape
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, its codes and scales bit for bit (torch's own would turn them to the weights' dtype)."""
-        super().load_state_dict(state_dict)
-        restore_state(self, state_dict)
 
     def state_bytes(self) -> int:
         """Return the bytes of all means."""
