@@ -108,6 +108,8 @@ def test_the_table_says_what_ran_and_comes_back_from_a_file(tmp_path) -> None:
     assert second[1] == "0.5" and second[6].startswith("÷ 15")
     assert table.score("fp32") == pytest.approx((runs[0].score + runs[1].score) / 2)
     assert "held-out loss" in repr(tables["gpt"]) and "<table" in table._repr_html_()
+    better = [replace(run, variant="other", score=run.score + 0.25) for run in runs[1::-1]]
+    assert TrainingTable((*runs[:2], *better)).differences("other", "fp32") == pytest.approx([0.25, 0.25])
     assert table.only("fp32").runs == tuple(table.runs[:2]) and table.only(rate=0.5).runs == table.runs[2:]
     with pytest.raises(KeyError, match="was not trained"):
         table.score("fp16")

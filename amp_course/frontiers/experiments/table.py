@@ -43,6 +43,14 @@ class TrainingTable:
             raise KeyError(f"{variant!r} was not trained: choose one of {sorted({run.variant for run in self.runs})}")
         return sum(found) / len(found)
 
+    def differences(self, variant: str, other: str) -> list[float]:
+        """Return how much a variant's score is above another's, seed by seed; KeyError for one that did not train."""
+        self.score(variant)
+        self.score(other)
+        scores = {(run.variant, run.rate, run.seed): run.score for run in self.runs}
+        pairs = [(score, (other, rate, seed)) for (name, rate, seed), score in scores.items() if name == variant]
+        return [score - scores[pair] for score, pair in pairs if pair in scores]
+
     def only(self, *variants: str, rate: float | None = None) -> TrainingTable:
         """Return the part of some variants, in their order here; KeyError for one that did not train."""
         for variant in variants:
