@@ -59,8 +59,7 @@ class Bf16Optimizer(PerParameterOptimizer):
         elif self.rounding == "nearest":
             weight.copy_(weight.float() + update)
         elif self.rounding == "stochastic":
-            total = weight.float() + update
-            weight.copy_(stochastic_round(total.cpu(), BF16, self._generator).to(total.device))
+            weight.copy_(stochastic_round(weight.float() + update, BF16, self._generator))
         else:
             wanted = update + state.setdefault("compensation", torch.zeros_like(weight)).float()
             before = weight.float()

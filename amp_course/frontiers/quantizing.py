@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from amp_course.bits import FP32, round_to
-from amp_course.bits.rounding import binade, work_dtype
+from amp_course.bits.rounding import work_dtype
 from amp_course.frontiers.block_formats import LARGEST_SCALE, LEAST_SCALE, BlockFormat
+from amp_course.underflow.stochastic import stochastic_round
 
 ElementRounding = Literal["nearest", "stochastic"]
 
@@ -88,7 +89,7 @@ def blocks_of(
         scales = powers.to(dtype).masked_fill(amax.isnan(), torch.nan)
     divisors = torch.where(scales > 0, scales, 1.0)[..., None]  # a scale of 0 or NaN decides alone
     scaled = (torch.nan_to_num(values, posinf=0.0, neginf=0.0) / divisors).clamp(-element.max, element.max)
-    elements = round_to(scaled, element) if rounding == "nearest" else _stochastic(scaled, block_format, generator)
+    elements = round_to(scaled, element) if rounding == "nearest" else stochastic_round(scaled, element, generator)
     return Blocks(elements, scales, tensor_scale)
 
 
@@ -152,12 +153,3 @@ def _to_bits(values: Tensor, bits: int) -> Tensor:
     """Round positive numbers to so many significand bits, ties to even, whatever their exponent."""
     significand, exponent = torch.frexp(values)  # from 0.5 to 1
     return torch.ldexp((significand * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent)
-
-
-def _stochastic(scaled: Tensor, block_format: BlockFormat, generator: torch.Generator | None) -> Tensor:
-    """Round to a neighbour at random, the nearer one more often, so that the mean is right."""
-    element = block_format.element
-    step = binade(scaled, element) * element.eps
-    device = scaled.device if generator is None else generator.device
-    noise = torch.rand(scaled.shape, generator=generator, device=device, dtype=scaled.dtype).to(scaled.device)
-    return ((scaled / step + noise).floor() * step).clamp(-element.max, element.max)

@@ -14,7 +14,7 @@ def stochastic_round(x: Tensor, fmt: FloatFormat, generator: torch.Generator | N
     """Round each element to one of its two neighbours in a format, each with the chance that makes the mean equal x.
 
     x:         any shape, any floating dtype
-    generator: torch's, on x's device; by default the global one
+    generator: torch's, on any device, on which it then draws; by default the global one of x's
     returns:   the same shape, in float32; in float64 if x is float64 or the format needs it
 
     A number a third of the way from one neighbour to the next goes up once in three times. The format's own numbers stay.
@@ -31,6 +31,7 @@ def stochastic_round(x: Tensor, fmt: FloatFormat, generator: torch.Generator | N
     steps = (size / unit).mul_(2.0**fmt.significand_bits)
     below = steps.floor()
     left = steps - below  # how far to the next, from 0 to 1; NaN for inf, which no draw is smaller than
-    draw = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+    device = x.device if generator is None else generator.device
+    draw = torch.rand(x.shape, dtype=torch.float64, device=device, generator=generator).to(x.device)
     rounded = below.add_(draw < left).mul_(fmt.eps).mul_(unit)
     return overflow_(torch.copysign(rounded, x), fmt)
