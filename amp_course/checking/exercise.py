@@ -87,10 +87,11 @@ class Exercise:
         call into C that does not return: then restart the kernel.
         """
         outcome = self._judge_safely(answer)
-        problem = progress.record(self.id, outcome.state)
+        problem = progress.record(self.id, outcome.state, outcome.mistake)
         if problem:
             outcome = replace(outcome, notes=(*outcome.notes, problem))
-        outcome.show()
+        history = progress.load().history(self.id)
+        outcome.show({"exercise": self.id, "state": outcome.state, **history} if history["attempts"] else None)
         return outcome
 
     def hint(self) -> Note:
@@ -102,6 +103,7 @@ class Exercise:
         lines = tuple(f"{number}. {text}" for number, text in enumerate(shown, 1))
         note = Note("hint", f"Hint {len(shown)} of {len(self.hints)} {after}", lines)
         note.show()
+        progress.record_help(self.id, hints=len(shown))
         return note
 
     def solution(self) -> Note:
@@ -113,6 +115,7 @@ class Exercise:
             solution_code(self.chapter, self.name),
         )
         note.show()
+        progress.record_help(self.id, solution=True)
         return note
 
     def _judge_safely(self, answer: Any) -> Outcome:

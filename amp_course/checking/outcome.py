@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from amp_course.kit.markup import inline_html, plain_text
 
@@ -64,8 +65,11 @@ class Shown:
     def _html(self) -> str:
         raise AssertionError("each kind of message draws itself")
 
-    def show(self) -> None:
-        """Show it now: HTML where IPython runs, else print the plain text."""
+    def show(self, history: Mapping[str, Any] | None = None) -> None:
+        """Show it now: HTML where IPython runs, else print the plain text.
+
+        history: how an answer came about, kept with the cell's output; a class's report is made of it
+        """
         shell = _shell()
         if shell is None:
             print(self)
@@ -73,7 +77,8 @@ class Shown:
         from IPython.display import display
 
         object.__setattr__(self, "_shown_in", shell.execution_count)
-        display({"text/html": self._html(), "text/plain": str(self)}, raw=True)
+        kept = {"amp_course": dict(history)} if history else {}
+        display({"text/html": self._html(), "text/plain": str(self)}, raw=True, metadata=kept)
 
     def _ipython_display_(self) -> None:
         shell = _shell()

@@ -1,7 +1,7 @@
 """The reader's progress: one small JSON file in `my_work/`, written so that a crash leaves the old one whole.
 
-`{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3, "first_correct": "…"}}}`
-Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never lost.
+`{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3, "first_correct": "…", "hints": 1,
+"solution": false, "mistakes": {"steps inside the region": 2}}}}`. Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never lost.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,8 +20,10 @@ from amp_course.kit.errors import CourseError, cause_and_cure, describe_os_error
 from amp_course.kit.files import locked, unused_name, write_text
 from amp_course.kit.paths import course_root, work_dir
 
+Change = Callable[[dict[str, Any]], None]  # made to an exercise's entry
+
 _LOCK_SECONDS = 5.0
-_waiting: dict[Path, list[tuple[str, State]]] = {}  # verdicts that could not be saved yet
+_waiting: dict[Path, list[tuple[str, Change]]] = {}  # what could not be saved yet
 _one_thread = threading.Lock()
 
 
@@ -39,8 +42,19 @@ class Progress:
 
     def attempts(self, exercise_id: str) -> int:
         """Return how often the exercise was checked with an answer in it."""
-        count = self.data["exercises"].get(exercise_id, {}).get("attempts")
-        return count if isinstance(count, int) else 0
+        return _number(self.data["exercises"].get(exercise_id, {}).get("attempts"))
+
+    def history(self, exercise_id: str) -> dict[str, Any]:
+        """Return how an answer came about: {"attempts": 3, "hints": 1, "solution": False, "mistakes": {"…": 2}}."""
+        entry = self.data["exercises"].get(exercise_id, {})
+        mistakes = entry.get("mistakes")
+        met = mistakes if isinstance(mistakes, dict) else {}
+        return {
+            "attempts": self.attempts(exercise_id),
+            "hints": _number(entry.get("hints")),
+            "solution": entry.get("solution") is True,
+            "mistakes": {name: times for name, times in met.items() if isinstance(times, int)},
+        }
 
 
 def progress_file() -> Path:
@@ -71,21 +85,45 @@ def _read(path: Path) -> Progress:
         )
 
 
-def record(exercise_id: str, state: State) -> str | None:
-    """Note one checked answer. Returns None, or a sentence on why it could not be saved; never raises.
+def record(exercise_id: str, state: State, mistake: str | None = None) -> str | None:
+    """Note one checked answer, and the known mistake in it. Returns None, or why it could not be saved; never raises.
 
     An exercise once correct stays so. What cannot be saved is kept in memory and saved with the next answer. Answers
     checked from the folder `solutions/` are not the reader's and are not noted.
     """
-    if state == "not attempted" or _in_solutions():
+
+    def change(entry: dict[str, Any]) -> None:
+        entry["state"] = "correct" if entry.get("state") == "correct" else state
+        entry["attempts"] = _number(entry.get("attempts")) + 1
+        if state == "correct":
+            entry.setdefault("first_correct", datetime.now().isoformat(timespec="seconds"))
+        if mistake is not None:
+            met = entry["mistakes"] if isinstance(entry.get("mistakes"), dict) else {}
+            entry["mistakes"] = met | {mistake: _number(met.get(mistake)) + 1}
+
+    return None if state == "not attempted" else _record(exercise_id, change)
+
+
+def record_help(exercise_id: str, hints: int = 0, solution: bool = False) -> None:
+    """Note that so many hints, or the solution, were shown; never raises. It is saved with the next answer if not now."""
+
+    def change(entry: dict[str, Any]) -> None:
+        entry["hints"] = max(_number(entry.get("hints")), hints)
+        entry["solution"] = entry.get("solution") is True or solution
+
+    _record(exercise_id, change)
+
+
+def _record(exercise_id: str, change: Change) -> str | None:
+    if _in_solutions():
         return None
     try:
         path = progress_file()
         with _one_thread:
-            verdicts = _waiting.setdefault(path, [])
-            verdicts.append((exercise_id, state))
-            told = _save(path, verdicts)
-            verdicts.clear()
+            changes = _waiting.setdefault(path, [])
+            changes.append((exercise_id, change))
+            told = _save(path, changes)
+            changes.clear()
             return told
     except OSError as error:  # TimeoutError is one too
         cause, cure = cause_and_cure(error)
@@ -97,20 +135,20 @@ def record(exercise_id: str, state: State) -> str | None:
         return f"your progress could not be saved: {error}"
 
 
-def _save(path: Path, verdicts: list[tuple[str, State]]) -> str | None:
-    """Add verdicts to the file. Returns what is worth telling of the file's own state; raises OSError if it is not written."""
+def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
+    """Make changes to the file. Returns what is worth telling of the file's own state; raises OSError if it is not written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, _LOCK_SECONDS):
         progress = _read(path)
         aside = _set_aside(path) if progress.damaged else None
-        for exercise_id, state in verdicts:
-            entry = progress.data["exercises"].setdefault(exercise_id, {})
-            entry["state"] = state if progress.state(exercise_id) != "correct" else "correct"
-            entry["attempts"] = progress.attempts(exercise_id) + 1
-            if state == "correct":
-                entry.setdefault("first_correct", datetime.now().isoformat(timespec="seconds"))
+        for exercise_id, change in changes:
+            change(progress.data["exercises"].setdefault(exercise_id, {}))
         write_text(path, json.dumps(progress.data, indent=1) + "\n")
     return f"the progress file was damaged; it is kept as {aside.name}, and a new one is started." if aside else None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _parse(text: str) -> dict[str, Any]:

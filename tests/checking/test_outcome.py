@@ -162,3 +162,10 @@ def test_in_a_kernel(book: nbformat.NotebookNode, number: int) -> None:
             page = read(output.data["text/html"])
             assert "script" not in page.tags
             assert words.split("`")[0].split("\n")[0].replace(" ", "") in page.text.replace(" ", "")  # in several boxes
+
+
+def test_an_outcome_keeps_how_it_came_about(book: nbformat.NotebookNode) -> None:
+    first, later = (book.cells[number].outputs[0].metadata["amp_course"] for number in (2, 12))
+    history = {"exercise": "loop.probe", "attempts": 1, "hints": 0, "solution": False, "mistakes": {}}
+    assert first == history | {"state": "correct"}
+    assert later["state"] == "not yet" and later["attempts"] > 1 and later["hints"] == 2

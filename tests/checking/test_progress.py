@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from amp_course.checking import progress
-from amp_course.checking.progress import load, progress_file, record
+from amp_course.checking.progress import load, progress_file, record, record_help
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +54,30 @@ def test_correct_never_goes_back(path: Path) -> None:
     write(path, **{"loop.a": entry | {"first_correct": "2001-01-01T00:00:00"}})
     record("loop.a", "correct")
     assert load().data["exercises"]["loop.a"]["first_correct"] == "2001-01-01T00:00:00"
+
+
+def test_what_was_met_and_what_helped(path: Path) -> None:
+    assert load().history("loop.a") == {"attempts": 0, "hints": 0, "solution": False, "mistakes": {}}
+    record_help("loop.a", hints=2)
+    record("loop.a", "not yet", "steps twice")
+    record("loop.a", "not yet", "steps twice")
+    record("loop.a", "not yet")
+    record_help("loop.a", hints=1)  # asked again in another session
+    record("loop.a", "correct")
+    history = {"attempts": 4, "hints": 2, "solution": False, "mistakes": {"steps twice": 2}}
+    assert load().history("loop.a") == history
+    record_help("loop.a", solution=True)
+    assert load().history("loop.a") == history | {"solution": True}
+    assert load().state("loop.a") == "correct"
+
+
+@pytest.mark.parametrize("odd", ["two", None, [], {"steps twice": "often"}, True])
+def test_a_history_with_odd_values(path: Path, odd: Any) -> None:
+    write(path, **{"loop.a": {"attempts": odd, "hints": odd, "solution": odd, "mistakes": odd}})
+    history = load().history("loop.a")
+    assert history["mistakes"] == {} and history["solution"] is (odd is True)
+    record("loop.a", "not yet", "steps twice")
+    assert load().history("loop.a")["mistakes"] == {"steps twice": 1}
 
 
 def test_a_blank_is_not_recorded(work: Path) -> None:
