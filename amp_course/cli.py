@@ -25,6 +25,7 @@ examples:
   amp-course doctor train.py --epochs 1   what is wrong with how a script of yours trains
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
   amp-course mistakes loop                for instructors: the mistakes that the checks explain
+  amp-course classroom init class/        for instructors: a class with nbgrader, for all chapters
   amp-course update                       the next version of the course; what you changed is kept
 """
 
@@ -54,6 +55,12 @@ Gives you a fresh copy of a chapter's exercises. Yours is kept next to it, under
 MISTAKES = """\
 Lists, for an instructor, the mistakes that the checks know: exercise by exercise, with the words of the card that each goes
 against and what a learner is told. Words in braces are filled in by the check.
+"""
+
+CLASSROOM = """\
+For instructors. `init` makes a folder for a class, with an nbgrader assignment for each chapter, or for those that you name.
+`grade` grades what students handed in, each submission in a fresh kernel, under bubblewrap where it runs. `report` makes the
+class's page: who solved what, which mistakes were met, where hints were needed, what to teach next. Needs nbgrader.
 """
 
 UPDATE = """\
@@ -112,6 +119,8 @@ def _run(argv: list[str]) -> int:
         return _bench(args)
     elif args.command == "doctor":
         return _doctor(args)
+    elif args.command == "classroom":
+        _classroom(args)
     elif args.command == "mistakes":
         _mistakes(args.chapter, args.json)
     elif args.command == "update":
@@ -163,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "chapter", metavar="CHAPTER", nargs="?", help="its number or its word; all of them without it"
     )
     mistakes.add_argument("--json", action="store_true", help="print them as JSON")
+    _add_classroom(commands)
     commands.add_parser("update", help="get the next version of the course", description=UPDATE, allow_abbrev=False)
     return parser
 
@@ -197,6 +207,26 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
     doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`")
     doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
+
+
+def _add_classroom(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    classroom = commands.add_parser(
+        "classroom", help="run a class with nbgrader", description=CLASSROOM, allow_abbrev=False
+    )
+    verbs = classroom.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, what in (
+        ("init", "make the folder of a class, or add chapters to it"),
+        ("grade", "grade what was handed in; an interrupted run goes on"),
+        ("report", "make the class's page, as HTML and CSV"),
+    ):
+        parser = verbs.add_parser(verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
+        parser.add_argument("folder", metavar="FOLDER", help="the class's folder")
+        parser.add_argument(
+            "chapters", metavar="CHAPTER", nargs="*", help="by number or word; default: every one there is"
+        )
+        if verb == "grade":
+            parser.add_argument("--jobs", type=_count, metavar="N", help="submissions at a time (default: one a core)")
+            parser.add_argument("--again", action="store_true", help="grade those too that have not changed")
 
 
 def _count(text: str) -> int:
@@ -278,6 +308,17 @@ def _doctor(args: argparse.Namespace) -> int:
         args.script, args.args, as_json=args.json, html=args.html, force=args.force, steps=args.steps, seconds=args.timeout,
         keep_files=args.keep_files, ranks=args.ranks,
     )  # fmt: skip
+
+
+def _classroom(args: argparse.Namespace) -> None:
+    from amp_course.classroom import command
+
+    if args.verb == "init":
+        command.init(args.folder, args.chapters)
+    elif args.verb == "grade":
+        command.grade(args.folder, args.chapters, args.jobs, args.again)
+    else:
+        command.make_report(args.folder, args.chapters)
 
 
 def _mistakes(name: str | None, as_json: bool) -> None:

@@ -1,7 +1,8 @@
 """The reader's progress: one small JSON file in `my_work/`, written so that a crash leaves the old one whole.
 
 `{"version": 1, "exercises": {"loop.add_autocast": {"state": "correct", "attempts": 3, "first_correct": "…", "hints": 1,
-"solution": false, "mistakes": {"steps inside the region": 2}}}}`. Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never lost.
+"solution": false, "mistakes": {"steps inside the region": 2}}}}`
+Whatever else the file holds is kept. A file that is damaged is set aside under a dated name, never lost.
 """
 
 from __future__ import annotations

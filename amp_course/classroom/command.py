@@ -1,0 +1,68 @@
+"""What `amp-course classroom …` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from amp_course.classroom import grading
+from amp_course.classroom.folder import ClassFolder, create
+from amp_course.classroom.report import report
+from amp_course.classroom.report_page import index, page, table
+from amp_course.kit.errors import CourseError
+from amp_course.kit.files import write_text
+
+
+def init(folder: str, chapters: Sequence[str]) -> None:
+    """Make a class's folder, or add chapters to one."""
+    for line in create(Path(folder), chapters):
+        print(line, flush=True)
+    print(f"{folder}/README.md says what goes where.")
+
+
+def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -> None:
+    """Grade what was handed in, and print a line on each submission and a table of them all."""
+    place = ClassFolder(Path(folder))
+    results = grading.grade(
+        place, place.chapters(chapters), jobs=jobs, again=again, echo=lambda line: print(line, flush=True)
+    )
+    for assignment in dict.fromkeys(result.assignment for result in results):
+        print(f"\n{_table([result for result in results if result.assignment == assignment])}")
+    if results:
+        print(f"\nThe points are in {place.gradebook}. `amp-course classroom report {folder}` makes the class's page.")
+
+
+def make_report(folder: str, chapters: Sequence[str]) -> None:
+    """Write the class's pages."""
+    place = ClassFolder(Path(folder))
+    names, target = place.names(), place.root / "report"
+    graded = [(chapter, results) for chapter in place.chapters(chapters) if (results := grading.load(place, chapter))]
+    if not graded:
+        raise CourseError(
+            f"nothing has been graded in {folder} yet: `amp-course classroom grade {folder}` comes first."
+        )
+    target.mkdir(exist_ok=True)
+    for chapter, results in graded:
+        found = report(chapter, results, names)
+        write_text(target / f"{chapter.stem}.html", page(found, projected=False))
+        write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
+        write_text(target / f"{chapter.stem}.csv", table(found))
+    every = [chapter for chapter in place.chapters() if (target / f"{chapter.stem}.html").is_file()]
+    write_text(target / "index.html", index(every))
+    print(f"Open {target / 'index.html'}. The pages called …-projected.html name no student.")
+
+
+def _table(results: Sequence[grading.Result]) -> str:
+    """Return the results of one assignment as a table in plain text."""
+    signs = {"correct": "✓", "not yet": "✗", "not attempted": "○"}
+    names = [answer.exercise.split(".")[1] for answer in results[0].answers]
+    width = min(32, max(len("student"), *(len(result.student) for result in results)))
+    lines = [f"{'student':<{width}}  points  {' '.join(str(number) for number in range(1, len(names) + 1))}"]
+    for result in results:
+        marks = "".join(
+            f"{'!' if answer.state == 'correct' and not answer.points else signs.get(answer.state, '–'):<{len(str(number)) + 1}}"
+            for number, answer in enumerate(result.answers, 1)
+        )
+        lines.append(f"{grading.printable(result.student)[:width]:<{width}}  {result.points:>6g}  {marks}".rstrip())
+    key = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+    return "\n".join([*lines, f"✓ solved, ✗ not yet, ○ not attempted, – no verdict, ! points withheld; {key}"])

@@ -1,0 +1,186 @@
+"""The class's folder: nbgrader's layout, made or continued, never overwritten; and what has been handed in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from amp_course.classroom import assignment, gradebook
+from amp_course.course import CHAPTERS, Chapter, available
+from amp_course.kit.errors import CourseError
+from amp_course.kit.files import write_text
+from amp_course.kit.paths import course_root
+
+_MARK = "class.json"
+
+CONFIG = """\
+# For nbgrader's own commands (`nbgrader formgrader`, `nbgrader generate_feedback 06_loop`, …), run in this folder.
+c = get_config()  # noqa: F821
+c.CourseDirectory.course_id = "amp_course"
+c.ClearSolutions.code_stub = {"python": "# your code here"}
+c.ClearSolutions.enforce_metadata = True
+"""
+
+README = """\
+# A class of amp_course
+
+| what | where |
+|---|---|
+| hand this out | `release/06_loop/06_loop.ipynb`, and so for each chapter |
+| put here what students hand in | `submitted/STUDENT/06_loop/06_loop.ipynb`; the folder's name is the student's id |
+| names, if you want them on your page | `students.csv`, with the columns `id,name` |
+| grade it | `amp-course classroom grade THIS_FOLDER` |
+| the class's page | `amp-course classroom report THIS_FOLDER`, then open `report/index.html` |
+| points and all else that nbgrader keeps | `gradebook.db`; `nbgrader formgrader` shows it |
+| feedback for the students | `nbgrader generate_feedback 06_loop`, then `feedback/STUDENT/06_loop/06_loop.html` |
+
+Grade with `amp-course classroom grade`, not with `nbgrader autograde`. It repairs submissions that would stop nbgrader, and runs
+each in a fresh kernel, which (where bubblewrap is installed) sees neither this folder nor the network. It gives points only for a
+verdict of the course's own check. `source/` holds the answers: do not hand it out.
+
+The solutions of the exercises are part of the course, and your students can read them. The points say who has worked through a
+chapter; they are no examination.
+"""
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """One student's submission of one assignment, which may be anything that lies at that place."""
+
+    student: str
+    folder: Path
+    notebook: Path
+
+
+class ClassFolder:
+    """A class's folder that exists. Raises CourseError where there is none."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(root))
+        if not (self.root / _MARK).is_file():
+            raise CourseError(
+                f"{root} holds no class: make one with `amp-course classroom init {root}`, or name another folder."
+            )
+
+    @property
+    def gradebook(self) -> Path:
+        """Return nbgrader's database."""
+        return self.root / "gradebook.db"
+
+    def chapters(self, names: Sequence[str] = ()) -> list[Chapter]:
+        """Return the chapters that were handed out, or those of them that are named."""
+        out = [chapter for chapter in CHAPTERS if self.release(chapter).is_file()]
+        wanted = [assignment.named(name) for name in names]
+        missing = [chapter.stem for chapter in wanted if chapter not in out]
+        if missing:
+            raise CourseError(
+                f"{', '.join(missing)} is not in this class: `amp-course classroom init {self.root} {' '.join(missing)}` adds it."
+            )
+        return [chapter for chapter in out if not wanted or chapter in wanted]
+
+    def source(self, chapter: Chapter) -> Path:
+        """Return the assignment with its answers."""
+        return self.root / "source" / chapter.stem / f"{chapter.stem}.ipynb"
+
+    def release(self, chapter: Chapter) -> Path:
+        """Return what students are given."""
+        return self.root / "release" / chapter.stem / f"{chapter.stem}.ipynb"
+
+    def autograded(self, chapter: Chapter, student: str) -> Path:
+        """Return the graded notebook, with its outputs."""
+        return self.root / "autograded" / student / chapter.stem / f"{chapter.stem}.ipynb"
+
+    def result(self, chapter: Chapter, student: str) -> Path:
+        """Return the file with what grading found."""
+        return self.root / "results" / chapter.stem / f"{student}.json"
+
+    def handed_in(self, chapter: Chapter) -> list[HandedIn]:
+        """Return what lies in `submitted/` for a chapter, by student id.
+
+        A notebook under another name counts if it is the only one there, as for "06_loop (1).ipynb", which browsers make.
+        """
+        return list(self._handed_in(chapter))
+
+    def _handed_in(self, chapter: Chapter) -> Iterator[HandedIn]:
+        submitted = self.root / "submitted"
+        if not submitted.is_dir():
+            return
+        for place in sorted(submitted.iterdir()):
+            folder = place / chapter.stem
+            if place.name.startswith(".") or not os.path.lexists(folder):
+                continue
+            notebook = folder / f"{chapter.stem}.ipynb"
+            others = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
+            yield HandedIn(place.name, folder, others[0] if len(others) == 1 and not notebook.exists() else notebook)
+
+    def names(self) -> dict[str, str]:
+        """Return id → name as `students.csv` has them; a student who is not in it is called by the id."""
+        import csv
+
+        path = self.root / "students.csv"
+        if not path.is_file():
+            return {}
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            if not {"id", "name"} <= set(rows.fieldnames or ()):
+                raise CourseError(f"{path} needs a first line with the columns id and name.")
+            return {row["id"].strip(): row["name"].strip() for row in rows if row["id"] and row["name"]}
+
+
+def create(root: Path, names: Sequence[str]) -> Iterator[str]:
+    """Make a class's folder, or add chapters to one; yields a line on each thing done. What is there is kept.
+
+    Raises CourseError for a folder that holds something else, lies in the course's or cannot be written.
+    """
+    root = Path(os.path.abspath(root))
+    chapters = [assignment.named(name) for name in names] or [
+        one for one in available() if assignment.has_exercises(one)
+    ]
+    _refuse(root)
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / _MARK).exists():  # first: what is interrupted can be told from somebody else's folder
+        write_text(root / _MARK, json.dumps({"made by": "amp-course classroom init", "version": 1}) + "\n")
+    for name, text in (("nbgrader_config.py", CONFIG), ("README.md", README)):
+        if not (root / name).exists():
+            write_text(root / name, text)
+    (root / "submitted").mkdir(exist_ok=True)
+    place = ClassFolder(root)
+    for chapter in chapters:
+        yield _add(place, chapter)
+
+
+def _refuse(root: Path) -> None:
+    course = course_root().resolve()
+    real = root.resolve()
+    if real.is_relative_to(course) or course.is_relative_to(real):
+        raise CourseError(f"{root} and the course's folder lie in each other: choose a folder outside of {course}.")
+    if root.exists() and not root.is_dir():
+        raise CourseError(f"{root} is a file: choose another name for the class's folder.")
+    if root.is_dir() and not (root / _MARK).exists() and any(root.iterdir()):
+        raise CourseError(f"{root} holds other things and no class: choose an empty folder, or a new name.")
+
+
+def _add(place: ClassFolder, chapter: Chapter) -> str:
+    source, release = place.source(chapter), place.release(chapter)
+    fresh = assignment.source_notebook(chapter)
+    if source.is_file():
+        old = nbformat.read(source, as_version=4).metadata.get("amp_course", {})
+        if gradebook.has(place.root, chapter.stem) and release.is_file():
+            newer = old.get("digest") != fresh.metadata["amp_course"]["digest"]
+            more = (
+                f"; the course's is newer: delete {source.parent} and {release.parent} to have that one"
+                if newer
+                else ""
+            )
+            return f"{chapter.stem}: kept as it is{more}"
+    else:
+        source.parent.mkdir(parents=True, exist_ok=True)
+        write_text(source, nbformat.writes(fresh) + "\n")
+    gradebook.generate(place.root, chapter.stem)
+    tasks = assignment.tasks_of(chapter)
+    return f"{chapter.stem}: {len(tasks)} exercises, {sum(task.points for task in tasks)} points, in {release}"

@@ -1,0 +1,101 @@
+"""nbgrader's part: assignments are generated and points are kept by nbgrader itself. Nothing else imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from amp_course.kit.errors import CourseError
+
+COURSE = "amp_course"
+
+
+def generate(root: Path, name: str) -> None:
+    """Let nbgrader make `release/NAME` of `source/NAME`, and note its cells and points. Raises CourseError if it refuses."""
+    with _quietly():
+        from nbgrader.apps import NbGraderAPI
+        from traitlets.config import Config
+
+        config = Config()
+        config.CourseDirectory.root = str(root)
+        config.CourseDirectory.course_id = COURSE
+        config.ClearSolutions.code_stub = {"python": "# your code here"}
+        done = NbGraderAPI(config=config).generate_assignment(name, force=True, create=True)
+    if not done["success"]:
+        told = [
+            line for line in (done.get("log") or "").splitlines() if "Error" in line and "NbGraderException" not in line
+        ]
+        said = told[-1].strip() if told else "it gives no reason"
+        raise CourseError(f"nbgrader could not make the assignment {name}: {said}")
+
+
+def has(root: Path, name: str) -> bool:
+    """Tell whether the gradebook knows an assignment with at least one cell to grade."""
+    if not (root / "gradebook.db").is_file():
+        return False
+    with _open(root) as (book, missing):
+        try:
+            return book.find_assignment(name).max_score > 0
+        except missing:
+            return False
+
+
+def record(root: Path, name: str, student: str, scores: Mapping[str, float], review: bool) -> None:
+    """Write a student's points, cell by cell; `review` marks them for a person to look at. Repeating it changes nothing.
+
+    scores: name of the cell → points. What a person has given by hand stays.
+    """
+    with _open(root) as (book, _):
+        book.update_or_create_student(student)
+        book.update_or_create_submission(name, student)
+        submitted = book.find_submission_notebook(name, name, student)
+        for grade in submitted.grades:
+            grade.auto_score = scores.get(grade.cell.name, 0.0)
+            grade.needs_manual_grade = review or grade.manual_score is not None
+        book.db.commit()
+
+
+def points(root: Path, name: str) -> dict[str, dict[str, float]]:
+    """Return student → cell → points as the gradebook has them, given by hand or not."""
+    with _open(root) as (book, _):
+        return {
+            submission.student.id: {
+                grade.cell.name: float(grade.score) for notebook in submission.notebooks for grade in notebook.grades
+            }
+            for submission in book.find_assignment(name).submissions
+        }
+
+
+@contextlib.contextmanager
+def _open(root: Path) -> Iterator[tuple[Any, type[Exception]]]:
+    with _quietly():
+        from nbgrader.api import Gradebook, MissingEntry
+
+        with Gradebook(f"sqlite:///{root / 'gradebook.db'}", COURSE) as book:
+            yield book, MissingEntry
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what nbgrader and its libraries warn of and log away: it is for their developers."""
+    try:
+        import nbgrader  # noqa: F401
+    except ModuleNotFoundError:
+        raise CourseError(
+            "a class needs nbgrader, which is not installed: type `.venv/bin/python -m pip install -c constraints.txt nbgrader` "
+            "in the course's folder."
+        ) from None
+    path = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])  # it starts `alembic` by that name
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.environ["PATH"] = path

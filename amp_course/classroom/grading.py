@@ -1,0 +1,261 @@
+"""Grade a class: each submission by itself, several at a time, and each result kept as soon as it is there.
+
+A run that is interrupted goes on where it was: what has not changed is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from amp_course import __version__
+from amp_course.classroom import bubblewrap, gradebook, submission
+from amp_course.classroom.assignment import TEST, Task, tasks_of
+from amp_course.classroom.folder import ClassFolder, HandedIn
+from amp_course.classroom.runner import Limits, Run, run
+from amp_course.course import Chapter
+from amp_course.kit.errors import CourseError
+from amp_course.kit.files import locked, unused_name, write_text
+
+_FORMAT = 1  # of a result's file
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one exercise of a submission."""
+
+    exercise: str
+    points: float
+    of: int
+    state: str
+    mistake: str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one submission; a file in `results/` holds it as JSON.
+
+    key:      what it was made from: the submission's content, the assignment's and the course's version
+    findings: what the instructor should know; `withheld` says why there are no points in spite of the answers
+    history:  exercise's id → attempts, hints, solution, mistakes: as the submission itself tells it
+    """
+
+    key: str
+    student: str
+    assignment: str
+    graded: str
+    seconds: float
+    sandboxed: bool
+    answers: tuple[Answer, ...]
+    findings: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    history: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def points(self) -> float:
+        """Return the points of the whole submission."""
+        return sum(answer.points for answer in self.answers)
+
+
+def grade(
+    place: ClassFolder,
+    chapters: Sequence[Chapter],
+    *,
+    jobs: int | None = None,
+    again: bool = False,
+    echo: Echo = print,
+    limits: Limits | None = None,
+    sandboxed: bool | None = None,
+) -> list[Result]:
+    """Grade what was handed in for some chapters, and return the results, old and new.
+
+    jobs:      how many submissions at a time; by default as many as there are cores
+    again:     grade those too that have not changed
+    sandboxed: by default, if bubblewrap runs here
+
+    Raises CourseError if another run is at work in the same folder.
+    """
+    why_not = bubblewrap.missing()
+    sandboxed = why_not is None if sandboxed is None else sandboxed
+    echo(_protection(sandboxed, why_not))
+    todo = [(chapter, one) for chapter in chapters for one in place.handed_in(chapter)]
+    if not todo:
+        echo(f"Nothing was handed in: put notebooks into {place.root / 'submitted'}/STUDENT/{chapters[0].stem}/.")
+        return []
+    try:
+        with locked(place.gradebook, 1.0):
+            every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
+            return asyncio.run(every.grade(todo, jobs or os.cpu_count() or 1))
+    except TimeoutError:
+        raise CourseError(f"another grading run is at work in {place.root}: wait until it has ended.") from None
+
+
+def load(place: ClassFolder, chapter: Chapter) -> list[Result]:
+    """Return the results that are there for a chapter, by student; a damaged file is left out, as if it were not there."""
+    files = sorted((place.root / "results" / chapter.stem).glob("*.json"))
+    return [found for file in files if (found := _read(file)) is not None]
+
+
+def _protection(sandboxed: bool, why_not: str | None) -> str:
+    if sandboxed:
+        return "Each submission runs under bubblewrap: it sees neither this class nor the network."
+    return (
+        f"WITHOUT A SANDBOX: {why_not or 'as you asked'}. Each submission runs with your rights: it can read and change your "
+        "files and use the network. Grade only what you trust, or grade in a container that holds nothing else."
+    )
+
+
+def _read(path: Path) -> Result | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found["answers"] = tuple(Answer(**answer) for answer in found["answers"])
+        if found.pop("format") != _FORMAT:
+            return None
+        return Result(**found | {name: tuple(found[name]) for name in ("findings", "withheld")})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+class _Grader:
+    """One grading run: what its submissions share."""
+
+    def __init__(
+        self, place: ClassFolder, count: int, again: bool, echo: Echo, limits: Limits, sandboxed: bool
+    ) -> None:
+        self.place, self.again, self.echo, self.limits, self.sandboxed = place, again, echo, limits, sandboxed
+        self.count, self.done = count, 0
+        self._gradebook = _content(place.gradebook)
+
+    async def grade(self, todo: Sequence[tuple[Chapter, HandedIn]], jobs: int) -> list[Result]:
+        places = asyncio.Semaphore(jobs)
+        given = {
+            chapter: (nbformat.read(self.place.release(chapter), 4), tasks_of(chapter))
+            for chapter in {one for one, _ in todo}
+        }
+
+        async def one(chapter: Chapter, handed_in: HandedIn) -> Result:
+            async with places:
+                result = await self._one(chapter, handed_in, *given[chapter])
+            return result
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(*each)) for each in todo]
+        return [task.result() for task in tasks]
+
+    async def _one(
+        self, chapter: Chapter, handed_in: HandedIn, release: nbformat.NotebookNode, tasks: list[Task]
+    ) -> Result:
+        key = _key(handed_in, release)
+        file = self.place.result(chapter, handed_in.student)
+        old = _read(file)
+        if old is not None and old.key == key and not self.again and (self.sandboxed or not old.sandboxed):
+            self._say(old, "unchanged")
+            return old
+        try:
+            prepared = submission.prepare(submission.read(handed_in.notebook), release)
+        except submission.Unreadable as reason:
+            ran, suspect = Run(nbformat.v4.new_notebook()), False
+            findings, history = [f"it cannot be read: {reason}"], {}
+        else:
+            ran = await run(
+                prepared.book, chapter.word, tasks, handed_in.folder, self.place.root, self.sandboxed, self.limits
+            )
+            findings, history, suspect = [*prepared.findings, *ran.findings], prepared.history, prepared.suspect
+        withheld = self._withheld(ran, suspect)
+        result = Result(
+            key=key,
+            student=handed_in.student,
+            assignment=chapter.stem,
+            graded=datetime.now().isoformat(timespec="seconds"),
+            seconds=round(ran.seconds, 1),
+            sandboxed=self.sandboxed,
+            answers=tuple(_answer(task, ran, bool(withheld)) for task in tasks),
+            findings=tuple(findings),
+            withheld=withheld,
+            history=history,
+        )
+        self._keep(chapter, result, ran)
+        self._say(result, f"{result.seconds:.1f} s")
+        return result
+
+    def _withheld(self, ran: Run, suspect: bool) -> tuple[str, ...]:
+        replaced = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.replaced)
+        opened = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.opened)
+        told = [f"it replaced part of what judges it: {name}" for name in list(replaced)[:3]]
+        told += [f"it tried to open a file of the class: {name}" for name in opened]
+        told += ["its code names gradebook.db"] if suspect and not opened else []
+        if not self.sandboxed and _content(self.place.gradebook) != self._gradebook:
+            aside = unused_name(self.place.gradebook, f"changed-{datetime.now():%Y-%m-%d-%H%M%S}")
+            os.replace(self.place.gradebook, aside)
+            self.place.gradebook.write_bytes(self._gradebook)
+            told.append(f"the gradebook changed while it ran; it was put back, and the changed one is {aside.name}")
+        return tuple(told)
+
+    def _keep(self, chapter: Chapter, result: Result, ran: Run) -> None:
+        """Write the notebook, then the gradebook, then the result: what is interrupted before the last is graded again."""
+        if ran.book.cells:
+            graded = self.place.autograded(chapter, result.student)
+            graded.parent.mkdir(parents=True, exist_ok=True)
+            write_text(graded, nbformat.writes(ran.book) + "\n")
+        scores = {TEST + answer.exercise.split(".")[1]: answer.points for answer in result.answers}
+        gradebook.record(self.place.root, chapter.stem, result.student, scores, review=bool(result.withheld))
+        self._gradebook = _content(self.place.gradebook)
+        file = self.place.result(chapter, result.student)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"format": _FORMAT, **asdict(result)}, indent=1, ensure_ascii=False) + "\n")
+
+    def _say(self, result: Result, how: str) -> None:
+        self.done += 1
+        of = sum(answer.of for answer in result.answers)
+        who = f"[{self.done}/{self.count}] {printable(result.student)}, {result.assignment}"
+        line = f"{who}: {result.points:g} of {of} points ({how})"
+        self.echo(
+            "\n    ".join(
+                [line, *(f"no points: {printable(why)}" for why in result.withheld), *map(printable, result.findings)]
+            )
+        )
+
+
+def _answer(task: Task, ran: Run, withheld: bool) -> Answer:
+    verdict = ran.verdicts.get(task.exercise.id)
+    if verdict is None:
+        return Answer(task.exercise.id, 0.0, task.points, "no verdict", None, "It was not reached.")
+    right = verdict.state == "correct" and not withheld
+    return Answer(
+        task.exercise.id,
+        float(task.points if right else 0),
+        task.points,
+        verdict.state,
+        verdict.mistake,
+        verdict.message[:4000],
+    )
+
+
+def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
+    made_of = hashlib.sha256(f"{__version__} {release.metadata.get('amp_course', {}).get('digest')}".encode())
+    files = [handed_in.notebook] if not handed_in.folder.is_dir() else sorted(handed_in.folder.rglob("*"))
+    for file in files:
+        made_of.update(str(file.relative_to(handed_in.folder) if file != handed_in.folder else file.name).encode())
+        if file.is_file() and not file.is_symlink() and file.stat().st_size <= submission.LIMIT:
+            made_of.update(file.read_bytes())
+    return made_of.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal shows as it is: a student's name may hold anything."""
+    return "".join(char if char.isprintable() else "�" for char in text)

@@ -1,0 +1,116 @@
+"""What a class's results say: who solved what, which mistakes were met, where hints were needed, and what to teach next."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_course.checking import Exercise
+from amp_course.classroom.grading import Result
+from amp_course.course import Chapter
+
+_SHARED = 0.2  # a mistake that so many of the class met is worth a word to all
+_SOLVED = 0.8  # what so many have solved need not be taught again
+
+
+@dataclass(frozen=True)
+class MistakeMet:
+    """A known mistake: how many students met it, on the way or in what they handed in, and what each of them was told."""
+
+    name: str
+    told: str
+    against: str
+    students: int
+
+
+@dataclass(frozen=True)
+class ExerciseReport:
+    """One exercise in a class.
+
+    solved, not_yet, not_attempted, no_verdict: numbers of students, by what they handed in; they add up to the class
+    hints, solution:                            numbers of students who had a hint, or the solution, shown
+    attempts:                                   the median number of checks of those of whom it is known, or None
+    """
+
+    exercise: Exercise
+    solved: int
+    not_yet: int
+    not_attempted: int
+    no_verdict: int
+    hints: int
+    solution: int
+    attempts: float | None
+    mistakes: tuple[MistakeMet, ...]
+
+    @property
+    def students(self) -> int:
+        """Return the size of the class."""
+        return self.solved + self.not_yet + self.not_attempted + self.no_verdict
+
+    @property
+    def urgency(self) -> float:
+        """Return how much it wants to be taught again: what was not solved, weighed by the exercise's importance."""
+        return self.exercise.importance * (1 - self.solved / self.students)
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """A class's work on one chapter. `names` gives the students' names by id; an id without one stands for itself."""
+
+    chapter: Chapter
+    results: tuple[Result, ...]
+    names: Mapping[str, str]
+    exercises: tuple[ExerciseReport, ...]
+
+    @property
+    def teach_next(self) -> tuple[ExerciseReport, ...]:
+        """Return the exercises to go through again, the most urgent first; none if the class is ready to go on."""
+        wanting = [
+            one
+            for one in self.exercises
+            if one.solved / one.students < _SOLVED
+            or any(met.students / one.students >= _SHARED for met in one.mistakes)
+        ]
+        return tuple(sorted(wanting, key=lambda one: -one.urgency)[:3])
+
+
+def report(chapter: Chapter, results: Sequence[Result], names: Mapping[str, str]) -> ClassReport:
+    """Count what a class's results on one chapter say; there must be at least one."""
+    exercises = tuple(_count(exercise, results) for exercise in chapter.exercises())
+    return ClassReport(chapter, tuple(sorted(results, key=lambda one: one.student)), names, exercises)
+
+
+def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
+    answers = [answer for result in results for answer in result.answers if answer.exercise == exercise.id]
+    states = Counter(
+        "correct" if answer.points else "not yet" if answer.state == "correct" else answer.state for answer in answers
+    )
+    histories = [result.history.get(exercise.id, {}) for result in results]
+    known = sorted(history["attempts"] for history in histories if history.get("attempts"))
+    met: Counter[str] = Counter()
+    for result, history in zip(results, histories, strict=True):
+        last = [answer.mistake for answer in result.answers if answer.exercise == exercise.id and answer.mistake]
+        met.update({*last, *history.get("mistakes", {})})
+    table = {mistake.name: mistake for mistake in exercise.mistakes}
+    return ExerciseReport(
+        exercise=exercise,
+        solved=states["correct"],
+        not_yet=states["not yet"],
+        not_attempted=states["not attempted"] + len(results) - len(answers),
+        no_verdict=states["no verdict"],
+        hints=sum(history.get("hints", 0) > 0 for history in histories),
+        solution=sum(history.get("solution", False) for history in histories),
+        attempts=(known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None,
+        mistakes=tuple(
+            MistakeMet(name, _without_facts(table[name].told), table[name].breaks, count)
+            for name, count in met.most_common()
+            if name in table  # what a submission tells of itself may be anything
+        ),
+    )
+
+
+def _without_facts(told: str) -> str:
+    """Return the words of a mistake with what a check would fill in left open: "the scale is {scale}" → "the scale is …"."""
+    return re.sub(r"\{[^{}]*\}", "…", told)

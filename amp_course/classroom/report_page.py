@@ -1,0 +1,213 @@
+"""The class's page: HTML for the instructor, HTML without names for the projector, and CSV. It asks nothing of any other host."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+
+from amp_course.classroom.grading import Answer, Result, printable
+from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet
+from amp_course.course import Chapter
+from amp_course.kit.markup import inline_html
+
+_FEW = 3  # fewer than these are known by their numbers
+_SIGNS = {
+    "correct": ("✓", "solved"),
+    "not yet": ("✗", "not yet"),
+    "not attempted": ("○", "not attempted"),
+    "no verdict": ("–", "no verdict"),
+}
+
+
+def page(found: ClassReport, projected: bool) -> str:
+    """Return the whole page; on the projected one there is no student, only the class."""
+    title = f"{found.chapter.stem}: {found.chapter.question}"
+    count = len(found.results)
+    students = f"{count} submission" + ("s" if count > 1 else "")
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if projected and count < _FEW:
+        parts.append(f"<p>{students}: too few to show what the class did without showing what one person did.</p>")
+        return _document(title, "".join(parts), projected)
+    mean = sum(result.points for result in found.results) / count
+    of = sum(answer.of for answer in found.results[0].answers)
+    parts.append(f'<p class="soft">{students} · {mean:.1f} of {of} points on average · {date.today():%-d %B %Y}</p>')
+    parts += [*_teach_next(found), *_exercises(found), *_mistakes(found)]
+    if not projected:
+        parts += _students(found)
+    return _document(title, "".join(parts), projected)
+
+
+def index(chapters: Sequence[Chapter]) -> str:
+    """Return the page that leads to those of the chapters."""
+    rows = "".join(
+        f'<li><a href="{one.stem}.html">{one.stem}: {html.escape(one.question)}</a> · '
+        f'<a href="{one.stem}-projected.html">{one.stem} for the projector, without names</a> · '
+        f'<a href="{one.stem}.csv">{one.stem} as CSV</a></li>'
+        for one in chapters
+    )
+    return _document("Your class", f"<h1>Your class</h1><ul>{rows}</ul>", False)
+
+
+def table(found: ClassReport) -> str:
+    """Return the results as CSV, one student a line. What a spreadsheet would take for a formula gets a ' in front."""
+    names = [one.exercise.name for one in found.exercises]
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write(["id", "name", "points", "of", *names, *(f"{name}: mistake" for name in names), "hints", "remarks"])
+    for result in found.results:
+        by_name = {answer.exercise.split(".")[1]: answer for answer in result.answers}
+        answers = [by_name.get(name) for name in names]
+        row = [
+            result.student,
+            found.names.get(result.student, ""),
+            f"{result.points:g}",
+            sum(one.of for one in result.answers),
+        ]
+        row += [one.state if one else "" for one in answers] + [(one.mistake or "") if one else "" for one in answers]
+        row += [
+            sum(history.get("hints", 0) for history in result.history.values()),
+            "; ".join([*result.withheld, *result.findings]),
+        ]
+        write([_harmless(value) if isinstance(value, str) else value for value in row])
+    return text.getvalue()
+
+
+def _harmless(value: str) -> str:
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(value)
+
+
+def _teach_next(found: ClassReport) -> Iterator[str]:
+    yield "<h2>What to teach next</h2>"
+    if not found.teach_next:
+        yield "<p>Nothing again: four in five solved every exercise, and no mistake was met by one in five. Go on.</p>"
+        return
+    yield '<ol class="next">'
+    for one in found.teach_next:
+        yield f"<li><h3>{_title(one)}</h3><p>{one.solved} of {one.students} solved it. {inline_html(one.exercise.why)}</p>"
+        if one.mistakes:
+            first = one.mistakes[0]
+            told = f"<b>{inline_html(first.name)}</b>. {_sentence(first)}"
+            yield f"<p>Most common mistake ({_students_in_words(first.students)}): {told}</p>"
+        yield "</li>"
+    yield f"</ol><p>The notebook is <code>notebooks/{found.chapter.stem}.ipynb</code>.</p>"
+
+
+def _exercises(found: ClassReport) -> Iterator[str]:
+    heads = [
+        "exercise",
+        "solved",
+        "not yet",
+        "not attempted",
+        "no verdict",
+        "had a hint shown",
+        "saw the solution",
+        "checks, median",
+    ]
+    yield f"<h2>Exercise by exercise</h2>{_wide('exercise by exercise')}<table><thead><tr>"
+    yield (
+        "".join(f'<th scope="col"{_number(place > 1)}>{head}</th>' for place, head in enumerate(heads))
+        + "</tr></thead><tbody>"
+    )
+    for one in found.exercises:
+        share = one.solved / one.students
+        bar = f'{one.solved} of {one.students}<span class="bar" aria-hidden="true"><i style="width:{share:.0%}"></i></span>'
+        numbers = [one.not_yet, one.not_attempted, one.no_verdict, one.hints, one.solution]
+        checks = "unknown" if one.attempts is None else f"{one.attempts:g}"
+        yield f'<tr><th scope="row">{_title(one)}</th><td>{bar}</td>'
+        yield "".join(f'<td class="number">{number}</td>' for number in [*numbers, checks]) + "</tr>"
+    yield "</tbody></table></div>"
+    yield '<p class="soft">Hints, solutions and checks are known of those who handed in the notebook with its outputs.</p>'
+
+
+def _mistakes(found: ClassReport) -> Iterator[str]:
+    met = [(mistake, one) for one in found.exercises for mistake in one.mistakes]
+    yield "<h2>Mistakes that were met</h2>"
+    if not met:
+        yield "<p>None that the checks know by name.</p>"
+        return
+    yield f"{_wide('mistakes that were met')}<table><thead><tr>"
+    yield '<th scope="col">mistake</th><th scope="col" class="number">students</th><th scope="col">exercise</th>'
+    yield '<th scope="col">what they were told</th></tr></thead><tbody>'
+    for mistake, one in sorted(met, key=lambda pair: -pair[0].students):
+        yield f'<tr><th scope="row">{inline_html(mistake.name)}</th><td class="number">{mistake.students}</td>'
+        yield f'<td>{_title(one)}</td><td class="told">{_sentence(mistake)}</td></tr>'
+    yield "</tbody></table></div>"
+
+
+def _students(found: ClassReport) -> Iterator[str]:
+    yield f"<h2>Who solved what</h2>{_wide('who solved what')}<table><thead><tr>"
+    yield '<th scope="col">student</th><th scope="col" class="number">points</th>'
+    yield "".join(
+        f'<th scope="col">{one.exercise.number}. {html.escape(one.exercise.title)}</th>' for one in found.exercises
+    )
+    yield "</tr></thead><tbody>"
+    for result in found.results:
+        by_id = {answer.exercise: answer for answer in result.answers}
+        of = sum(answer.of for answer in result.answers)
+        yield f'<tr><th scope="row">{_who(found, result)}</th><td class="number">{result.points:g} of {of}</td>'
+        yield "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises) + "</tr>"
+    yield "</tbody></table></div>"
+    told = [(result, line) for result in found.results for line in _remarks(result)]
+    if told:
+        yield "<h2>For you to look at</h2>"
+    yield from (
+        f'<p class="note"><b>{_who(found, result)}</b>: {html.escape(printable(line))}</p>' for result, line in told
+    )
+
+
+def _remarks(result: Result) -> list[str]:
+    withheld = [f"no points, and for you to review: {why}." for why in result.withheld]
+    unsafe = [] if result.sandboxed else ["it ran without a sandbox."]
+    return [*withheld, *(f"{finding}." for finding in result.findings), *unsafe]
+
+
+def _state(answer: Answer | None) -> str:
+    if answer is None:
+        return "–"
+    shown = "not yet" if answer.state == "correct" and not answer.points else answer.state
+    sign, word = _SIGNS.get(shown, ("–", shown))
+    why = f'<br><span class="soft">{inline_html(answer.mistake)}</span>' if answer.mistake else ""
+    return f'<span class="state {shown.replace(" ", "-")}">{sign} {html.escape(word)}</span>{why}'
+
+
+def _who(found: ClassReport, result: Result) -> str:
+    return html.escape(printable(found.names.get(result.student) or result.student))
+
+
+def _title(one: ExerciseReport) -> str:
+    return html.escape(f"{one.exercise.number}. {one.exercise.title}")
+
+
+def _sentence(mistake: MistakeMet) -> str:
+    told = f"{mistake.told[0].upper()}{mistake.told[1:]}"
+    return inline_html(told if told.endswith((".", "?", "!")) else f"{told}.")
+
+
+def _wide(name: str) -> str:
+    """Open a box that scrolls sideways on a narrow screen, and that the keyboard can reach."""
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">'
+
+
+def _students_in_words(count: int) -> str:
+    return f"{count} student" + ("s" if count > 1 else "")
+
+
+def _number(right: bool) -> str:
+    return ' class="number"' if right else ""
+
+
+def _style() -> str:
+    return Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+
+
+def _document(title: str, body: str, projected: bool) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_style()}</style></head>"
+        f"<body{' class=projected' if projected else ''}><main>{body}</main></body></html>\n"
+    )

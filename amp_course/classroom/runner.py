@@ -1,0 +1,331 @@
+"""Run one submission in a kernel of its own, cell by cell, and ask that kernel for a verdict where points are to be had.
+
+A cell that never ends is stopped, a cell that ends the kernel is left out and the rest is run again in a new one: one bad answer
+does not cost a student the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+
+from amp_course.classroom import bubblewrap
+from amp_course.classroom.assignment import TEST, Task
+from amp_course.classroom.kernel import SETTINGS
+from amp_course.classroom.verdict import REPLY, REQUEST, Seal, Verdict
+from amp_course.kit.paths import course_root
+
+_NO_REPLY = {"ename": "TimeUp", "evalue": "", "traceback": ["this cell did not end in time and was stopped"]}
+_STARTS = 4  # kernels for one submission, at most
+_PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one submission may use; `cell_seconds` is for each of its own cells, `seconds` for all of it."""
+
+    cell_seconds: float = 60.0
+    seconds: float = 300.0
+    disk_bytes: int = 256 * 2**20
+    memory_bytes: int = 6 * 2**30
+    output_bytes: int = 2**20  # of one cell
+
+
+@dataclass
+class Run:
+    """What came of a submission: its notebook with outputs, the verdicts by exercise's id, and what else happened."""
+
+    book: NotebookNode
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+async def run(
+    book: NotebookNode,
+    chapter: str,
+    tasks: Sequence[Task],
+    handed_in: Path,
+    class_root: Path,
+    sandboxed: bool,
+    limits: Limits,
+) -> Run:
+    """Run a prepared submission; whatever it does, this returns, within the limits."""
+    began, done = time.monotonic(), Run(book)
+    by_cell = {TEST + task.exercise.name: task for task in tasks}
+    left_out: set[int] = set()
+    for _ in range(_STARTS):
+        remaining = limits.seconds - (time.monotonic() - began)
+        try:
+            async with asyncio.timeout(max(remaining, 0.0)):
+                culprit = await _once(done, by_cell, left_out, chapter, handed_in, class_root, sandboxed, limits)
+        except TimeoutError:
+            done.findings.append(
+                f"it was stopped after {limits.seconds:.0f} seconds in all; what came later is not graded"
+            )
+            break
+        if culprit is None:
+            break
+        left_out.add(culprit)
+    else:
+        done.findings.append(f"it ended {_STARTS} kernels; what came after that is not graded")
+    done.seconds = time.monotonic() - began
+    return done
+
+
+async def _once(
+    done: Run, by_cell: Mapping[str, Task], left_out: set[int], chapter: str, handed_in: Path, class_root: Path, sandboxed: bool,
+    limits: Limits,
+) -> int | None:  # fmt: skip
+    """Run the notebook in a new kernel. Returns the number of the cell that ended the kernel, or None if none did."""
+    with tempfile.TemporaryDirectory(prefix="amp-", ignore_cleanup_errors=True) as scratch:
+        async with _Kernel(Path(scratch), done.book, chapter, handed_in, class_root, sandboxed, limits) as kernel:
+            for number, cell in enumerate(done.book.cells):
+                if cell.cell_type != "code":
+                    continue
+                task = by_cell.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+                if number in left_out or (task and task.exercise.id in done.verdicts):
+                    continue
+                try:
+                    if task is None:
+                        await kernel.run_cell(cell, number)
+                    else:
+                        verdict = await kernel.check(task)
+                        done.verdicts[task.exercise.id] = verdict
+                        _show(cell, verdict)
+                except DeadKernelError:
+                    _end(done, cell, number, task)
+                    if kernel.too_much:
+                        done.findings.append(
+                            f"it wrote more than {2 * limits.disk_bytes / 2**20:.0f} MB and was stopped"
+                        )
+                    return number
+    return None
+
+
+def _end(done: Run, cell: NotebookNode, number: int, task: Task | None) -> None:
+    if task is not None:
+        told = "The process ended while this answer was checked."
+        done.verdicts[task.exercise.id] = verdict = Verdict(task.exercise.id, "no verdict", told)
+        _show(cell, verdict)
+    else:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id") or f"number {number + 1}"
+        cell.outputs = [
+            new_output("error", ename="DeadKernel", evalue="", traceback=["this cell ended the kernel, or held it up"])
+        ]
+        done.findings.append(
+            f"the cell {name} ended its kernel or could not be stopped; the others were run without it"
+        )
+
+
+def _show(cell: NotebookNode, verdict: Verdict) -> None:
+    """Give a cell with points the outputs that it would have had: the check's box, and an error where there are no points."""
+    data = {"text/plain": verdict.message} | ({"text/html": verdict.page} if verdict.page else {})
+    cell.outputs = [new_output("display_data", data=data)]
+    if verdict.state != "correct" or verdict.replaced:
+        told = "no points yet: the message above says why"
+        cell.outputs.append(
+            new_output("error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"])
+        )
+
+
+class _Kernel(NotebookClient):
+    """A kernel for one submission, as a context: nothing of it is left afterwards."""
+
+    def __init__(
+        self,
+        scratch: Path,
+        book: NotebookNode,
+        chapter: str,
+        handed_in: Path,
+        class_root: Path,
+        sandboxed: bool,
+        limits: Limits,
+    ) -> None:
+        super().__init__(
+            book, timeout=limits.cell_seconds, allow_errors=True, interrupt_on_timeout=True, error_on_timeout=_NO_REPLY,
+            store_widget_state=False, coalesce_streams=True, startup_timeout=120, iopub_timeout=10, raise_on_iopub_timeout=False,
+        )  # fmt: skip
+        self._limits, self._printed, self.too_much = limits, 0, False
+        key = secrets.token_bytes(32)
+        self._seal = Seal(key)
+        self._scratch = scratch
+        settings = {
+            "key": key.hex(), "chapter": chapter, "handed_in": str(handed_in), "forbidden": [f"{class_root}{os.sep}"],
+            "file_bytes": limits.disk_bytes, "memory_bytes": limits.memory_bytes,
+        }  # fmt: skip
+        place = scratch / "settings.json"
+        place.write_text(json.dumps(settings), encoding="utf-8")
+        place.chmod(0o600)
+        self.km = self._process = self._manager(_argv(scratch, place, handed_in, class_root, sandboxed, limits), place)
+
+    def _manager(self, argv: list[str], place: Path) -> Any:
+        from jupyter_client import AsyncKernelManager
+        from jupyter_client.kernelspec import KernelSpec
+
+        # Messages go through files: without a network there are no ports.
+        manager = AsyncKernelManager(
+            transport="ipc",
+            ip=str(self._scratch / "k"),
+            connection_file=str(self._scratch / "kernel.json"),
+            kernel_name="amp_course",
+        )
+        manager._kernel_spec = KernelSpec(
+            argv=argv, display_name="amp_course", language="python", interrupt_mode="message", env=_environment(place)
+        )
+        return manager
+
+    async def __aenter__(self) -> _Kernel:
+        home = self._scratch / "home"
+        home.mkdir()
+        with (self._scratch / "log").open("wb") as log:  # of the kernel itself; a cell's prints are messages
+            await self._process.start_kernel(
+                cwd=str(home), env=_environment(self._scratch / "settings.json"), stdout=log, stderr=log
+            )
+        await self.async_start_new_kernel_client()
+        self._watch = asyncio.create_task(self._watch_disk())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.cancel()
+        _kill_children(self._process)
+        await self._process.shutdown_kernel(now=True)
+        if self.kc is not None:
+            self.kc.stop_channels()
+            self.kc = None
+
+    async def _watch_disk(self) -> None:
+        """End the kernel once it has written too much where it can; bubblewrap itself limits what only the submission sees."""
+        while _size(self._scratch) <= 2 * self._limits.disk_bytes:  # one file as large as allowed may be there
+            await asyncio.sleep(0.5)
+        self.too_much = True
+        _kill_children(self._process)
+        await self._process.signal_kernel(signal.SIGKILL)
+
+    async def run_cell(self, cell: NotebookNode, number: int) -> None:
+        """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends, or cannot be stopped."""
+        self._printed = 0
+        began = time.monotonic()
+        await self.async_execute_cell(cell, number)
+        if time.monotonic() - began > self._limits.cell_seconds:
+            await self._must_answer()
+
+    async def check(self, task: Task) -> Verdict:
+        """Ask for the verdict on an answer. Raises DeadKernelError as `run_cell` does."""
+        question = secrets.token_hex(16)
+        content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
+        reply = await self._ask(REQUEST, content, REPLY, 3 * task.exercise.seconds + _PATIENCE)
+        verdict = self._seal.open(reply, question)
+        if verdict is None or verdict.exercise != task.exercise.id:
+            return Verdict(
+                task.exercise.id,
+                "no verdict",
+                "The reply was not that of the check.",
+                replaced=("the reply to the check",),
+            )
+        return verdict
+
+    async def _must_answer(self) -> None:
+        await self._ask("kernel_info_request", {}, "kernel_info_reply", _PATIENCE)
+
+    async def _ask(self, kind: str, content: dict[str, Any], reply_kind: str, seconds: float) -> dict[str, Any]:
+        assert self.kc is not None
+        message = self.kc.session.msg(kind, content)
+        self.kc.shell_channel.send(message)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                reply = await self.kc.shell_channel.get_msg(timeout=0.5)
+            except Empty:
+                if not await self._process.is_alive():
+                    break
+                continue
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"] and reply["msg_type"] == reply_kind:
+                return dict(reply["content"])
+        raise DeadKernelError("no answer")
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        """Keep an output, as long as the cell has not printed more than the limit."""
+        if msg["msg_type"] in ("stream", "display_data", "execute_result", "error"):
+            self._printed += len(json.dumps(msg["content"], default=str))
+            if self._printed > self._limits.output_bytes:
+                return None
+        return super().process_message(msg, cell, cell_index)
+
+
+def _argv(scratch: Path, place: Path, handed_in: Path, class_root: Path, sandboxed: bool, limits: Limits) -> list[str]:
+    program = [
+        sys.executable,
+        "-m",
+        "amp_course.classroom.kernel",
+        "-f",
+        "{connection_file}",
+        "--HistoryManager.enabled=False",
+    ]
+    if not sandboxed:
+        return program
+    environment = _environment(place) | {"HOME": bubblewrap.HOME}
+    return bubblewrap.command(
+        program,
+        shared=scratch,
+        readable=handed_in,
+        hidden=[class_root],
+        environment=environment,
+        disk_bytes=limits.disk_bytes,
+    )
+
+
+def _environment(place: Path) -> dict[str, str]:
+    """Return all that a submission finds in its environment."""
+    home = str(place.parent / "home")
+    return {
+        SETTINGS: str(place), "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "LANG": "C.UTF-8", "HOME": home, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(course_root()),
+        "AMP_COURSE_ROOT": str(course_root()), "MPLBACKEND": "agg", "IPYTHONDIR": f"{home}/.ipython", "TQDM_DISABLE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes on disk of a folder that is being written to."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
+def _kill_children(manager: Any) -> None:
+    """Kill what the submission has started; in bubblewrap it dies with its first process."""
+    import psutil
+
+    process = getattr(getattr(manager, "provisioner", None), "process", None)
+    if process is None:
+        return
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        return
+    for child in children:
+        try:
+            child.kill()
+        except psutil.Error:
+            continue

@@ -1,0 +1,64 @@
+"""A verdict on one answer, as it travels from the process that runs a submission to the one that gives points: sealed.
+
+A submission can print anything, and answer any message that reaches its process. It gets points only for a verdict that is sealed
+with a key that it has not seen, on the question that was asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+REQUEST, REPLY = "amp_course_check_request", "amp_course_check_reply"  # types of messages to and from the kernel
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check said, and what else happened in its process up to then.
+
+    state:    "correct", "not yet" or "not attempted", as of an `Outcome`; "no verdict" if there was none
+    mistake:  the name of the known mistake in the answer, if there is one
+    page:     the outcome as HTML
+    replaced: parts of the check that were replaced by then: points from then on prove nothing
+    opened:   files of the class that the submission tried to open
+    """
+
+    exercise: str
+    state: str
+    message: str
+    mistake: str | None = None
+    page: str = ""
+    replaced: tuple[str, ...] = field(default=())
+    opened: tuple[str, ...] = field(default=())
+
+
+class Seal:
+    """Seals verdicts, and opens them. The key is held by the object that computes, and by nothing that can be printed."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod=hashlib.sha256)
+
+    def close(self, verdict: Verdict, question: str) -> dict[str, str]:
+        """Return the content of a reply to a question, a string that is never asked twice."""
+        text = json.dumps(asdict(verdict))
+        return {"verdict": text, "seal": self._digest(text, question)}
+
+    def open(self, content: dict[str, Any], question: str) -> Verdict | None:
+        """Return the verdict, or None if it is not sealed for this question."""
+        text, seal = content.get("verdict"), content.get("seal")
+        if not isinstance(text, str) or not isinstance(seal, str):
+            return None
+        if not hmac.compare_digest(seal.encode(), self._digest(text, question).encode()):
+            return None
+        found = json.loads(text)
+        return Verdict(**found | {name: tuple(found[name]) for name in ("replaced", "opened")})
+
+    def _digest(self, text: str, question: str) -> str:
+        keyed = self._keyed.copy()
+        keyed.update(f"{question}\n{text}".encode())
+        return keyed.hexdigest()
