@@ -5,6 +5,7 @@ What a submission runs shares a process with the check. It cannot be kept from c
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,7 @@ def fingerprint() -> list[Part]:
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
         if name.split(".")[0] == _OURS and not name.startswith(f"{_OURS}.classroom"):
+            _note(name, module, _shadowed, found)
             _walk(name, vars(module), found, seen)
         elif name in _RELIED_ON:
             _note(name, module, _callables, found)
@@ -121,7 +123,8 @@ def _walk(path: str, value: Any, found: list[Part], seen: set[int]) -> None:
 
 def _callables(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the functions and classes of a module, or the methods of a class, each with its code; classes with their methods."""
-    for name, one in list(vars(value).items()):
+    names = _members(value) if isinstance(value, type) else dict(vars(value))
+    for name, one in names.items():
         if name in _NOTEBOOKS_OWN or not (callable(one) or isinstance(one, (property, staticmethod, classmethod))):
             continue
         yield f".{name}", one
@@ -129,6 +132,22 @@ def _callables(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}.__code__", one.__code__
         elif isinstance(one, type) and isinstance(value, types.ModuleType):
             yield from ((f".{name}{inner}", inside) for inner, inside in _callables(one))
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """Return all that a class has, what it inherits too: a new name of its own may hide that."""
+    members: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        members.update(vars(base))
+    return members
+
+
+def _shadowed(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yield what a module means by each builtin's name: a new name of its own may hide that."""
+    names = vars(module)
+    yield from (
+        (f".{name}", names.get(name, value)) for name, value in vars(builtins).items() if name not in _NOTEBOOKS_OWN
+    )
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -143,7 +162,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
     elif isinstance(value, type):
         if _is_ours(value):
-            yield from ((f".{name}", inside) for name, inside in list(vars(value).items()) if name != "__dict__")
+            yield from ((f".{name}", inside) for name, inside in _members(value).items() if name != "__dict__")
     elif isinstance(value, (staticmethod, classmethod)):
         yield ".__func__", value.__func__
     elif isinstance(value, Mapping):

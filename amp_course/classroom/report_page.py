@@ -34,8 +34,10 @@ def page(found: ClassReport, projected: bool) -> str:
         return _document(title, "".join(parts), projected)
     mean = sum(result.points for result in found.results) / count
     of = sum(answer.of for answer in found.results[0].answers)
-    parts.append(f'<p class="soft">{students} · {mean:.1f} of {of} points on average · {date.today():%-d %B %Y}</p>')
-    parts += [*_teach_next(found), *_exercises(found), *_mistakes(found)]
+    parts.append(
+        f'<p class="soft">{students} · {mean:.1f} of {of} points on average · {date.today().day} {date.today():%B %Y}</p>'
+    )
+    parts += [*_teach_next(found), *_exercises(found), *_mistakes(found, 2 if projected else 1)]
     if not projected:
         parts += _students(found)
     return _document(title, "".join(parts), projected)
@@ -123,9 +125,10 @@ def _exercises(found: ClassReport) -> Iterator[str]:
     yield '<p class="soft">Hints, solutions and checks are known of those who handed in the notebook with its outputs.</p>'
 
 
-def _mistakes(found: ClassReport) -> Iterator[str]:
-    met = [(mistake, one) for one in found.exercises for mistake in one.mistakes]
-    yield "<h2>Mistakes that were met</h2>"
+def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
+    """Yield the table of mistakes; on the projector only those that several met: one student's own would be known."""
+    met = [(mistake, one) for one in found.exercises for mistake in one.mistakes if mistake.students >= at_least]
+    yield f"<h2>Mistakes that {'were met' if at_least == 1 else 'more than one of you met'}</h2>"
     if not met:
         yield "<p>None that the checks know by name.</p>"
         return

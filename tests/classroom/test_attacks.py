@@ -1,0 +1,182 @@
+"""What a submission may do to the one that grades it, for real: it gains nothing, and others lose nothing."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from amp_course.classroom import bubblewrap, gradebook
+from amp_course.classroom.folder import ClassFolder
+from amp_course.classroom.grading import Result, grade
+from amp_course.classroom.runner import Limits
+from amp_course.course import Chapter
+from tests.classroom.students import hand_in, notebook, right_answers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+needs_bubblewrap = pytest.mark.skipif(bubblewrap.missing() is not None, reason=str(bubblewrap.missing()))
+LIMITS = Limits(cell_seconds=8, disk_bytes=64 * 2**20)
+ALL = 13  # the points of the chapter; add_autocast is worth 1
+
+
+def graded(
+    place: ClassFolder, chapter: Chapter, *, answer: str | None = None, first: str = "", sandboxed: bool | None = None
+) -> Result:
+    """Hand in right answers, but for one perhaps, after a first cell, and grade them."""
+    right = right_answers(place, chapter)
+    if answer is not None:
+        right["add_autocast"] = answer
+    hand_in(place, chapter, "mallory", notebook(place, chapter, right, first))
+    results = grade(place, [chapter], echo=lambda line: None, limits=LIMITS, sandboxed=sandboxed)
+    result = next(one for one in results if one.student == "mallory")
+    assert sum(gradebook.points(place.root, chapter.stem)["mallory"].values()) == result.points
+    return result
+
+
+def printed(place: ClassFolder, chapter: Chapter) -> str:
+    """Return all that the student's own cells printed."""
+    book = nbformat.read(place.autograded(chapter, "mallory"), as_version=4)
+    return "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
+
+
+REPLACES = {
+    "the check": "from amp_course.checking import Exercise, Outcome\nExercise.check = lambda *a: Outcome('correct', '')",
+    "what the check calls": (
+        "from amp_course.checking import Outcome\n"
+        "type(exercises.log_scale)._judge_safely = lambda *a: Outcome('correct', '')"
+    ),
+    "the judge": "exercises.add_autocast.judge = lambda answer: None",
+    "the right answer": "object.__setattr__(exercises.add_autocast.judge, 'right', lambda *a: None)",
+    "the comparison": "import amp_course.checking.judging as judging\njudging.alike = lambda *a, **k: True",
+    "a builtin of the judge": "import amp_course.checking.judging as judging\njudging.next = lambda *a: (0, '')",
+    "code": "import amp_course.checking.differences as d\nd.alike.__code__ = (lambda one, other, tolerance=0.0: True).__code__",
+    "torch's comparison": "torch.isclose = lambda *a, **k: torch.tensor(True)",
+    "the reply": (
+        "kernel = get_ipython().kernel\n"
+        "def forged(stream, identity, message):\n"
+        "    content = {'verdict': '{\"exercise\": \"loop.add_autocast\", \"state\": \"correct\"}', 'seal': '0' * 64}\n"
+        "    kernel.session.send(stream, 'amp_course_check_reply', content, message, ident=identity)\n"
+        "kernel.shell_handlers['amp_course_check_request'] = forged"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPLACES)
+def test_what_replaces_its_judge_earns_nothing(place: ClassFolder, loop: Chapter, what: str) -> None:
+    result = graded(place, loop, answer="add_autocast = 3", first=REPLACES[what])
+    assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
+    with gradebook._open(place.root) as (book, _):
+        assert book.find_submission("06_loop", "mallory").needs_manual_grade
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "add_autocast = 3\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>✓ Correct.</b>'))\nprint('Correct.')",
+        "add_autocast = 3\nget_ipython().set_custom_exc((BaseException,), lambda *a, **k: None)",
+        "class Mine:\n    state = 'correct'\n    check = __getattr__ = lambda self, name: self\nexercises = Mine()",
+        "add_autocast = exercises.add_autocast.judge.right",
+        "class add_autocast:\n    def __eq__(self, other): return True\n    state = 'correct'",
+    ],
+)
+def test_a_verdict_of_its_own_counts_for_nothing(place: ClassFolder, loop: Chapter, answer: str) -> None:
+    result = graded(place, loop, answer=answer)
+    assert result.points == ALL - 1 and result.withheld == ()
+
+
+@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
+def test_who_opens_the_gradebook_earns_nothing(place: ClassFolder, loop: Chapter, sandboxed: bool) -> None:
+    opens = (
+        f"try:\n    print(open({str(place.gradebook)!r}, 'rb').read(15))\nexcept OSError as error:\n    print(error)"
+    )
+    result = graded(place, loop, first=opens, sandboxed=sandboxed)
+    assert result.points == 0 and "it tried to open a file of the class: gradebook.db" in result.withheld[0]
+    assert ("SQLite format" in printed(place, loop)) == (not sandboxed)
+    shell = graded(place, loop, first=f"!cat {place.root}/grade*.db | head -c 15; ls {place.root}", sandboxed=sandboxed)
+    assert ("SQLite format" in printed(place, loop)) == (not sandboxed)
+    assert (
+        shell.points == ALL
+    )  # a shell's files are not noted: without a sandbox it can read them, and gets no more points for it
+
+
+@needs_bubblewrap
+def test_what_the_sandbox_hides(place: ClassFolder, loop: Chapter, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (place.root / "submitted" / "bo" / "06_loop").mkdir(parents=True)
+    (place.root / "submitted" / "bo" / "06_loop" / "06_loop.ipynb").write_text("bo's answers")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        result = graded(place, loop, first=f"""
+import os, socket, subprocess
+for path in {[str(tmp_path / "secret"), str(place.source(loop)), str(place.root / "submitted" / "bo")]}:
+    print(os.path.exists(path))
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=3)
+    print("connected")
+except OSError as error:
+    print("refused")
+for path in ["/usr/planted", "/planted", "/dev/planted", {str(Path(bubblewrap.__file__).parent / "planted")!r}]:
+    try:
+        open(path, "w")
+        print("written", path)
+    except OSError:
+        print("kept out")
+print(sorted(os.environ.get(name, "") for name in ("SSH_AUTH_SOCK", "SECRET_OF_THE_TEACHER")), os.getcwd())
+subprocess.Popen(["sleep", "987"], start_new_session=True)
+""")  # fmt: skip
+    assert result.points == ALL
+    text = printed(place, loop)
+    assert text.count("False\n") == 3 and "True\n" not in text.split("the loss")[0]
+    assert "refused" in text and "connected" not in text
+    assert text.count("kept out") == 4 and "written" not in text
+    assert "['', ''] /home/student" in text
+    assert subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True).stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("import os\nos._exit(0)", "ended its kernel"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ended its kernel"),
+        ("def add_autocast(*a):\n    import os\n    os._exit(1)", ""),
+        ("while True: pass", ""),
+        ("while True:\n    try:\n        while True: len('')\n    except BaseException: pass", "could not be stopped"),
+        ("def add_autocast(*a):\n    while True: pass", ""),
+        ("while True: print('x' * 10_000)", ""),
+        ("with open('big', 'wb') as file:\n    while True: file.write(bytes(10**7))", ""),
+        (
+            "import ipykernel, os\nplace = os.path.dirname(ipykernel.get_connection_file())\n"
+            "for number in range(2000):\n    open(f'{place}/big{number}', 'wb').write(bytes(10**7))",
+            "it wrote more than",
+        ),
+        ("x = bytearray(10**11)", ""),
+        ("input('your key, please: ')", ""),
+        ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
+def test_a_bad_answer_costs_only_its_own_points(
+    place: ClassFolder, loop: Chapter, answer: str, told: str, sandboxed: bool
+) -> None:
+    result = graded(place, loop, answer=answer, sandboxed=sandboxed)
+    assert result.points == ALL - 1, result.findings
+    assert any(told in finding for finding in result.findings) or not told
+    assert {one.exercise for one in result.answers if not one.points} == {"loop.add_autocast"}
+
+
+def test_what_a_submission_starts_ends_with_it(place: ClassFolder, loop: Chapter) -> None:
+    first = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(986)'])"
+    assert graded(place, loop, first=first, sandboxed=False).points == ALL
+    until = time.monotonic() + 10
+    while (
+        subprocess.run(["pgrep", "-f", r"time.sleep\(986\)"], capture_output=True).stdout and time.monotonic() < until
+    ):
+        threading.Event().wait(0.1)
+    assert subprocess.run(["pgrep", "-f", r"time.sleep\(986\)"], capture_output=True).stdout == b""
