@@ -12,7 +12,7 @@ INSTALL = @[ "$$($(PYTHON) -c 'import sys; print(sys.version_info >= (3, 6))' 2>
 	$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab update test test-matrix test-phrasebook screenshots exercises notebooks book lint
+.PHONY: help lab update test test-matrix test-classroom test-phrasebook screenshots exercises notebooks book lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -34,6 +34,10 @@ test: ## run every check that needs no GPU
 
 test-matrix: ## run the tests on every Python and torch that the course promises and this machine has
 	@$(PYTHON) tools/matrix.py --torch-index "$(TORCH_INDEX)" $(ARGS)
+
+test-classroom: ## grade a class of thirty, each with another mistake, and all chapters' own answers
+	$(INSTALL) --extra test
+	@$(VENV)/python tools/check.py classroom
 
 test-phrasebook: ## run the loops of chapters 08 and 12 in PyTorch, Accelerate, Fabric, Paddle and torchao
 	$(INSTALL) --extra test

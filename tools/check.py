@@ -1,7 +1,7 @@
 """Run every check of the course that needs no GPU, the quick ones first; stop where one fails.
 
 `make test` runs this in .venv. Names of parts choose some: `make test ARGS="ruff unit"`. What takes longest runs only if it
-is named, `make test ARGS=slow`; `.ci/run` does both.
+is named, `make test ARGS=slow` or `make test-classroom`; `.ci/run` does all three.
 """
 
 import os
@@ -34,7 +34,7 @@ QUICK = {
 PARTS = {
     "unit": (
         "the package, its exercises and its tools",
-        pytest("-q", "--dist", "worksteal", "-m", "not browser and not slow"),
+        pytest("-q", "--dist", "worksteal", "-m", "not browser and not slow and not classroom"),
     ),
     "notebooks": (
         "each cell shows what is stored",
@@ -53,6 +53,10 @@ ON_DEMAND = {
     "slow": (
         "the benchmarks, whole trainings and processes that are killed",
         pytest("-q", "--dist", "worksteal", "-m", "slow"),
+    ),
+    "classroom": (
+        "a class of thirty, graded",
+        ["-m", "pytest", "-q", "-m", "classroom", "tests/classroom"],
     ),
 }
 

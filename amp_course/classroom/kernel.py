@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def _handler(kernel: Any, chapter: str, seal: Seal, forbidden: tuple[str, ...]) 
                 "Nothing of that name was left to check." if missing else f"{source} raised {type(error).__name__}."
             )
             return Verdict(name, "not attempted", message, replaced=tuple(changed), opened=tuple(opened))
-        if answer is getattr(exercise.judge, "right", exercises):
+        if isinstance(answer, (types.FunctionType, type)) and answer is getattr(exercise.judge, "right", None):
             return Verdict(
                 name, "not yet", "The answer is the course's own object, taken from its package.", opened=tuple(opened)
             )

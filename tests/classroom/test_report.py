@@ -1,0 +1,134 @@
+"""The class's page: counted from results, without a name where it is projected, harmless whatever students are called."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_course.classroom import command
+from amp_course.classroom.folder import ClassFolder
+from amp_course.classroom.grading import Answer, Result
+from amp_course.classroom.report import ClassReport, report
+from amp_course.classroom.report_page import index, page, table
+from amp_course.course import Chapter
+from amp_course.kit.errors import CourseError
+from tests.classroom.students import hand_in
+from tests.kit.test_escaping import Page
+
+EVIL = "<script>alert(1)</script>"
+
+
+def result(chapter: Chapter, student: str, wrong: dict[str, str | None], **more: Any) -> Result:
+    """A result in which all is right but what is named: exercise → its known mistake, or None."""
+    answers = tuple(
+        Answer(one.id, 0.0, one.difficulty, "not yet", wrong[one.name], EVIL)
+        if one.name in wrong
+        else Answer(one.id, float(one.difficulty), one.difficulty, "correct", None, "Correct.")
+        for one in chapter.exercises()
+    )
+    return Result("key", student, chapter.stem, "2026-01-01T00:00:00", 2.0, True, answers, **more)
+
+
+def mistake(chapter: Chapter, exercise: str, number: int = 0) -> str:
+    return next(one for one in chapter.exercises() if one.name == exercise).mistakes[number].name
+
+
+@pytest.fixture
+def found(loop: Chapter) -> ClassReport:
+    history = {
+        "loop.add_scaler": {
+            "attempts": 4,
+            "hints": 2,
+            "solution": True,
+            "mistakes": {mistake(loop, "add_scaler", 1): 3, EVIL: 9},
+        }
+    }
+    results = [
+        result(loop, EVIL, {"add_scaler": mistake(loop, "add_scaler"), "log_scale": None}, history=history),
+        result(loop, "bo", {"add_scaler": mistake(loop, "add_scaler")}, findings=(f"the cell {EVIL} was changed",)),
+        result(loop, "=cmd|'/c calc'!A0", {}, history={"loop.add_scaler": {"attempts": 1}}),
+        result(loop, "dora", {}, withheld=("it replaced part of what judges it: Exercise.check",)),
+    ]
+    return report(loop, results, {"bo": f"Bo {EVIL}"})
+
+
+def test_what_is_counted(found: ClassReport, loop: Chapter) -> None:
+    scaler = next(one for one in found.exercises if one.exercise.name == "add_scaler")
+    assert (scaler.solved, scaler.not_yet, scaler.not_attempted, scaler.no_verdict, scaler.students) == (2, 2, 0, 0, 4)
+    assert (scaler.hints, scaler.solution, scaler.attempts) == (1, 1, 2.5)
+    met = {one.name: one.students for one in scaler.mistakes}
+    assert met == {
+        mistake(loop, "add_scaler"): 2,
+        mistake(loop, "add_scaler", 1): 1,
+    }  # what a submission made up is left out
+    assert found.teach_next[0] is scaler
+    assert all("{" not in one.told for exercise in found.exercises for one in exercise.mistakes)
+
+
+def test_a_class_that_is_ready(loop: Chapter) -> None:
+    ready = report(loop, [result(loop, name, {}) for name in "abcde"], {})
+    assert ready.teach_next == ()
+    assert "Go on." in page(ready, projected=True)
+    assert all(one.attempts is None for one in ready.exercises) and "unknown" in page(ready, projected=False)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_nothing_of_a_student_is_markup(found: ClassReport, projected: bool) -> None:
+    text = page(found, projected)
+    assert not any("script" in str(one) for one in Page(text).elements) and EVIL not in text
+    assert not re.search(r"(?:src|href)=|https?:|@import|url\(", text)
+
+
+def test_the_projected_page_names_nobody(found: ClassReport) -> None:
+    named, projected = page(found, projected=False), page(found, projected=True)
+    for student in ("Bo", "dora", "cmd", "alert", "Exercise.check"):
+        assert re.search(rf"\b{student}\b", named) and not re.search(rf"\b{student}\b", projected), student
+    assert "2 of 4" in projected and found.exercises[2].mistakes[1].name not in projected  # only one student met it
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_too_few_to_hide_among(loop: Chapter, size: int) -> None:
+    few = report(loop, [result(loop, f"s{number}", {"add_scaler": None}) for number in range(size)], {})
+    assert "too few" in page(few, projected=True) and "Add the scaler" not in page(few, projected=True)
+    assert "Add the scaler" in page(few, projected=False)
+
+
+def test_the_table(found: ClassReport) -> None:
+    rows = list(csv.DictReader(io.StringIO(table(found))))
+    assert [row["id"] for row in rows] == [EVIL, "'=cmd|'/c calc'!A0", "bo", "dora"]
+    assert (
+        rows[0]["points"] == "8"
+        and rows[0]["of"] == "13"
+        and rows[0]["log_scale"] == "not yet"
+        and rows[0]["hints"] == "2"
+    )
+    assert rows[2]["name"] == f"Bo {EVIL}" and "was changed" in rows[2]["remarks"]
+    assert not any(value.startswith(("=", "+", "-", "@")) for row in rows for value in row.values())
+
+
+def test_by_the_command(place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CourseError, match="nothing has been graded"):
+        command.make_report(str(place.root), [])
+    for number in range(30):
+        hand_in(place, loop, f"{number:02d} {EVIL.replace('/', '')}", b"no notebook")
+    command.grade(str(place.root), [], 2, False)
+    shown = capsys.readouterr().out
+    assert "[30/30]" in shown and shown.count("– – – – – –") == 30
+    began = time.monotonic()
+    command.make_report(str(place.root), [])
+    assert time.monotonic() - began < 10
+    folder = place.root / "report"
+    assert {file.name for file in folder.iterdir()} == {
+        "06_loop.html",
+        "06_loop-projected.html",
+        "06_loop.csv",
+        "index.html",
+    }
+    assert "<script" not in "".join(file.read_text() for file in Path(folder).glob("*.html"))
+    assert 'href="06_loop-projected.html"' in index([loop])
