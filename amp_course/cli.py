@@ -59,7 +59,7 @@ against and what a learner is told. Words in braces are filled in by the check.
 
 CLASSROOM = """\
 For instructors. `init` makes a folder for a class, with an nbgrader assignment for each chapter, or for those that you name.
-`grade` grades what students handed in, each submission in a fresh kernel, under bubblewrap where it runs. `report` makes the
+`grade` grades what students submitted, each submission in a fresh kernel, under bubblewrap where it runs. `report` makes the
 class's page: who solved what, which mistakes were met, where hints were needed, what to teach next. Needs nbgrader.
 """
 
@@ -216,7 +216,7 @@ def _add_classroom(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     verbs = classroom.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, what in (
         ("init", "make the folder of a class, or add chapters to it"),
-        ("grade", "grade what was handed in; an interrupted run goes on"),
+        ("grade", "grade what was submitted; an interrupted run goes on"),
         ("report", "make the class's page, as HTML and CSV"),
     ):
         parser = verbs.add_parser(verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)

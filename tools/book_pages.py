@@ -31,18 +31,28 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
     stems = [chapter.stem for chapter in chapters]
     worked = [stem for stem in stems if (pages / "exercises" / f"{stem}.ipynb").is_file()]
     written = {
-        "notebooks/index": contents("Chapters", "Read any of them on its own, though each builds on those before.", stems),
-        "exercises/index": contents("Exercises", "To be solved in JupyterLab, where each answer is checked: `make lab`.", worked),
-        "api/index": contents("The package", "What each chapter's package exports: import from here, as the notebooks do.",
-                              [chapter.word for chapter in chapters]),
-        "more/index": contents("More", "For the wall, for instructors, and for those who ask what was measured.",
-                               ["sheet", "mistakes", "benchmarks", "machines", "elsewhere"]),
+        "notebooks/index": contents(
+            "Chapters", "Read any of them on its own, though each builds on those before.", stems
+        ),
+        "exercises/index": contents(
+            "Exercises", "To be solved in JupyterLab, where each answer is checked: `make lab`.", worked
+        ),
+        "api/index": contents(
+            "The package",
+            "What each chapter's package exports: import from here, as the notebooks do.",
+            [chapter.word for chapter in chapters],
+        ),
+        "more/index": contents(
+            "More",
+            "Pictures, setting up, teaching, the wall, and what was measured.",
+            ["tour", "setup", "teaching", "sheet", "mistakes", "benchmarks", "machines", "elsewhere"],
+        ),
         "more/sheet": sheet_page(),
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
-        "more/machines": outside_links(ROOT / "docs" / "machines.md"),
-        "more/elsewhere": outside_links(ROOT / "docs" / "elsewhere.md"),
-    }  # fmt: skip
+    }
+    for name in ("tour", "setup", "teaching", "machines", "elsewhere"):
+        written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")  # fmt: skip
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
         (pages / f"{name}.md").write_text(text, "utf-8")

@@ -21,7 +21,7 @@ def init(folder: str, chapters: Sequence[str]) -> None:
 
 
 def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -> None:
-    """Grade what was handed in, and print a line on each submission and a table of them all."""
+    """Grade what was submitted, and print a line on each submission and a table of them all."""
     place = ClassFolder(Path(folder))
     results = grading.grade(
         place, place.chapters(chapters), jobs=jobs, again=again, echo=lambda line: print(line, flush=True)

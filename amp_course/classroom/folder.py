@@ -1,4 +1,4 @@
-"""The class's folder: nbgrader's layout, made or continued, never overwritten; and what has been handed in."""
+"""The class's folder: nbgrader's layout, made or continued, never overwritten; and what has been submitted."""
 
 from __future__ import annotations
 

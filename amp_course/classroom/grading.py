@@ -1,4 +1,4 @@
-"""Grade a class: each submission by itself, several at a time, and each result kept as soon as it is there.
+"""Grade a class: each submission in a kernel of its own, several at a time, each result kept as soon as it is there.
 
 A run that is interrupted goes on where it was: what has not changed is not run again.
 """
@@ -78,7 +78,7 @@ def grade(
     limits: Limits | None = None,
     sandboxed: bool | None = None,
 ) -> list[Result]:
-    """Grade what was handed in for some chapters, and return the results, old and new.
+    """Grade what was submitted for some chapters, and return the results, old and new.
 
     jobs:      how many submissions at a time; by default as many as there are cores
     again:     grade those too that have not changed
@@ -91,7 +91,7 @@ def grade(
     echo(_protection(sandboxed, why_not))
     todo = [(chapter, one) for chapter in chapters for one in place.handed_in(chapter)]
     if not todo:
-        echo(f"Nothing was handed in: put notebooks into {place.root / 'submitted'}/STUDENT/{chapters[0].stem}/.")
+        echo(f"Nothing was submitted: put notebooks into {place.root / 'submitted'}/STUDENT/{chapters[0].stem}/.")
         return []
     try:
         with locked(place.gradebook, 1.0):

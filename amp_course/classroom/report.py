@@ -17,7 +17,7 @@ _SOLVED = 0.8  # what so many have solved need not be taught again
 
 @dataclass(frozen=True)
 class MistakeMet:
-    """A known mistake: how many students met it, on the way or in what they handed in, and what each of them was told."""
+    """A known mistake: how many students met it, on the way or in what they submitted, and what each of them was told."""
 
     name: str
     told: str
@@ -29,7 +29,7 @@ class MistakeMet:
 class ExerciseReport:
     """One exercise in a class.
 
-    solved, not_yet, not_attempted, no_verdict: numbers of students, by what they handed in; they add up to the class
+    solved, not_yet, not_attempted, no_verdict: numbers of students, by what they submitted; they add up to the class
     hints, solution:                            numbers of students who had a hint, or the solution, shown
     attempts:                                   the median number of checks of those of whom it is known, or None
     """
@@ -106,7 +106,7 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
         mistakes=tuple(
             MistakeMet(name, _without_facts(table[name].told), table[name].breaks, count)
             for name, count in met.most_common()
-            if name in table  # what a submission tells of itself may be anything
+            if name in table  # a submission may claim anything about itself
         ),
     )
 

@@ -122,7 +122,7 @@ def _exercises(found: ClassReport) -> Iterator[str]:
         yield f'<tr><th scope="row">{_title(one)}</th><td>{bar}</td>'
         yield "".join(f'<td class="number">{number}</td>' for number in [*numbers, checks]) + "</tr>"
     yield "</tbody></table></div>"
-    yield '<p class="soft">Hints, solutions and checks are known of those who handed in the notebook with its outputs.</p>'
+    yield '<p class="soft">Hints, solutions and checks are known of those who submitted the notebook with its outputs.</p>'
 
 
 def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:

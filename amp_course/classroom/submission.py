@@ -1,4 +1,4 @@
-"""Read what a student handed in without running it, and put it in the order in which it can be graded.
+"""Read what a student submitted without running it, and put it in the order in which it can be graded.
 
 Missing, changed and doubled cells would stop nbgrader for the whole class. Here they become sentences for the instructor,
 and what can be graded is graded: a cell that belongs to the assignment is put back, an answer that is there counts.
@@ -18,12 +18,12 @@ from nbformat import NotebookNode
 
 from amp_course.classroom.assignment import TEST
 
-LIMIT = 20 * 2**20  # bytes of a notebook, and of all that is handed in with it
+LIMIT = 20 * 2**20  # bytes of a notebook, and of all that comes with it
 _HELP = re.compile(r"^\s*exercises\.(\w+)\.(hint|solution)\(\)", re.MULTILINE)
 
 
 class Unreadable(Exception):
-    """What was handed in is no notebook; the message says what it is."""
+    """What was submitted is no notebook; the message says what it is."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,9 @@ def test_every_chapter_is_there_with_its_exercises_and_all_of_it_is_light(book: 
         "more/benchmarks",
         "more/machines",
         "more/elsewhere",
+        "more/tour",
+        "more/setup",
+        "more/teaching",
     ):
         assert (book / f"{name}.html").is_file()
     assert sum(file.stat().st_size for file in book.rglob("*") if file.is_file()) < LIMIT
@@ -157,13 +160,12 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, address: str, chromium: Any) -> None:
-    """One page of each kind, and the chapters whose outputs differ most from text."""
+def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, book: Path, address: str, chromium: Any) -> None:
+    """Every page there is."""
     axe = Axe()
     page = chromium.new_page(color_scheme=theme)
-    names = ["index", "search", "more/sheet", "more/mistakes", "more/benchmarks", "more/machines", "api/frontiers"]
-    names += [f"notebooks/{stem}" for stem in ("00_start", "04_autocast", "08_recipes", "11_debugging", "12_frontiers")]
-    names += ["exercises/02_underflow", "exercises/12_frontiers"]
+    names = sorted(str(path.relative_to(book).with_suffix("")) for path in book.rglob("*.html"))
+    assert len(names) > 45
     found = {}
     for name in names:
         page.goto(f"{address}/{name}.html")

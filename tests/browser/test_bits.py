@@ -1,10 +1,13 @@
 """Chapter 01's panel in a real browser: turn bits by mouse and by keyboard, type numbers good and bad."""
 
+import io
 import re
 
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
+from tests.browser.conftest import SCREENSHOTS
 from tests.browser.notebook import cell_with, errors, open_notebook, press, run_all, settle
 
 
@@ -85,3 +88,43 @@ def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
         clipped = "e => e.scrollWidth > e.clientWidth + 1"
         assert not panel.locator(".amp-bits-view").evaluate(clipped), f"a table is cut at {width} pixels"
     portray(panel, "01_bits_fp64")
+
+
+@pytest.mark.screenshots
+def test_animation(panel, page):
+    """Play with the panel for ten pictures; docs/images/bits.gif is such an animation, and bits.png its first picture."""
+    value, text = panel.locator(".amp-value"), panel.get_by_role("textbox").first
+    bottom = panel.get_by_role("row", name="fp32")  # what is above it is the story
+    pictures = []
+
+    def take(expected):
+        expect(value).to_have_text(re.compile(f"^{expected}"))
+        settle(page)
+        frame, end = panel.bounding_box(), bottom.bounding_box()
+        height = pictures[0].height if pictures else end["y"] + end["height"] - frame["y"]
+        clip = {"x": frame["x"], "y": frame["y"], "width": 800, "height": height}
+        pictures.append(Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("P", palette=Image.Palette.ADAPTIVE))
+
+    page.set_viewport_size({"width": 1500, "height": 1400})
+    text.fill("2049")
+    text.press("Enter")
+    take("2048")
+    press(page, panel.get_by_role("button", name="next ▸"), "Space")
+    take("2050")
+    choose_format(panel, "bf16")
+    take("2048")
+    press(page, bit(panel, 15), "Space")
+    take("−2048")
+    press(page, bit(panel, 14), "Space")
+    take("−2⁻¹¹⁷")
+    press(page, panel.get_by_role("button", name="smallest normal"), "Space")
+    take("2⁻¹²⁶")
+    choose_format(panel, "fp16")
+    take("0")
+    press(page, panel.get_by_role("button", name="largest"), "Space")
+    take("65504")
+    press(page, panel.get_by_role("button", name="next ▸"), "Space")
+    take("inf")
+    first, *others = pictures
+    SCREENSHOTS.mkdir(exist_ok=True)
+    first.save(SCREENSHOTS / "bits.gif", save_all=True, append_images=others, duration=1400, loop=0, optimize=True)

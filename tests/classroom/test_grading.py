@@ -145,7 +145,7 @@ def _in_thread(work: object) -> None:
 def test_nothing_handed_in(place: ClassFolder, loop: Chapter) -> None:
     lines: list[str] = []
     assert grade(place, [loop], echo=lines.append) == []
-    assert "Nothing was handed in: put notebooks into" in lines[-1]
+    assert "Nothing was submitted: put notebooks into" in lines[-1]
 
 
 def test_points_given_by_hand_stay(place: ClassFolder, loop: Chapter) -> None:
