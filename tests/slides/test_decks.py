@@ -205,16 +205,25 @@ def test_notes_are_in_the_speaker_view_and_in_print(decks: Path, pages: dict[Cha
 
 
 def test_axe_finds_no_violation_of_wcag_22_aa(decks: Path, chromium: Any) -> None:
-    """Every slide of every deck, and the index."""
+    """Every slide of every deck, and the index; that the contrast of all text was measured, too."""
     axe = Axe()
     page = chromium.new_page(viewport={"width": 1280, "height": 720})
+
+    def faults(place: tuple[str, int]) -> dict[tuple[str, int, str], str]:
+        done = axe.run(page, options={"runOnly": WCAG}).response
+        arrows = "nonBmp"  # a span of code that is a mere arrow: axe measures letters only
+        unclear = [one for one in done["incomplete"] if one["id"] == "color-contrast"]
+        unclear = [
+            one for one in unclear if any(check["data"]["messageKey"] != arrows for check in one["nodes"][0]["any"])
+        ]
+        assert any(one["id"] == "color-contrast" for one in done["passes"]) or done["violations"], place
+        return {(*place, one["id"]): one["nodes"][0]["html"][:200] for one in [*done["violations"], *unclear]}
+
     found = {}
     for chapter in CHAPTERS:
         for number in shown(page, decks, chapter):
-            violations = axe.run(page, options={"runOnly": WCAG}).response["violations"]
-            found |= {(chapter.stem, number, one["id"]): one["nodes"][0]["html"][:200] for one in violations}
+            found |= faults((chapter.stem, number))
     page.goto((decks / "index.html").as_uri())
-    violations = axe.run(page, options={"runOnly": WCAG}).response["violations"]
-    found |= {("index", one["id"]): one["nodes"][0]["html"][:200] for one in violations}
+    found |= faults(("index", 0))
     page.close()
     assert found == {}
