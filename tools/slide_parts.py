@@ -23,15 +23,12 @@ from pygments.lexers import PythonLexer
 from amp_course.kit.errors import CourseError
 from amp_course.kit.style import FEWER_DOTS
 
-WIDTH, HEIGHT = 1920, 1080
 LEAST = 22  # of code and output
 MOST = 44
-ROOM = (1680, 800)  # for code and output
+ROOM = (1630, 800)  # for code and output, inside their frame
 ASPECT, LEADING = 0.61, 1.36  # a letter's width in the widest of the fonts, and a line's height, in sizes of the font
-SHOWN, DOTS = (
-    110,
-    160,
-)  # per inch: pixels of a figure in a notebook, as stored with it, and dots of a panel's still, as in kit.style
+SHOWN = 110  # pixels per inch of a figure in a notebook, as stored with it; like DOTS as in kit.style
+DOTS = 160  # per inch, in the file of a panel's still
 KINDS = {"code", "output"}
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from string import Template
 
 import nbformat
-from book_pages import FIVE, five_lines
+from book_pages import FIVE, last_lines
 from nbformat import NotebookNode
 from slide_parts import SlideError, blocks, plain, prose
 
+from amp_course.checking import Exercise
 from amp_course.course import CHAPTERS, Chapter, find
 from amp_course.kit.errors import CourseError
 
@@ -41,14 +42,13 @@ REVEAL = {  # what a deck needs of reveal.js, and the name that it gets
 
 @dataclass
 class Slide:
-    """One slide: its heading and its body in HTML, what to say and for how long, and the exercises that it sends the class to."""
+    """One slide: its heading, its body in HTML, what to say and for how long, and how long the class works afterwards."""
 
     title: str
     body: str
     minutes: float
     notes: str  # Markdown
     kind: str = "text"
-    exercises: tuple[int, ...] = ()
     exercise_minutes: int = 0
 
 
@@ -154,31 +154,52 @@ def slide_of(cells: Sequence[NotebookNode], chapter: Chapter, opening: bool = Fa
     if not notes or not said.get("minutes"):
         raise SlideError("a slide needs metadata.amp_course.notes and .minutes")
     shown = [cell for cell in cells if cell.metadata.slideshow.slide_type != "notes"]
-    five = FIVE in cells[0].source and "slide" not in said
-    found = [("text", prose(raised(dict(five_lines())[chapter])))] if five else blocks(shown, chapter.word)
+    five = FIVE in cells[0].source and not {"slide", "exercises"} & said.keys()
+    found = [("text", prose(raised(last_lines(cells[0].source))))] if five else blocks(shown, chapter.word)
     kinds = [kind for kind, _ in found]
     if "figure" in kinds and len(found) > 1:
         raise SlideError("a figure gets a slide of its own")
-    title = said.get("title", FIVE.removeprefix("## ") if five else "")
-    body, work = "".join(html for _, html in found), 0
+    body, title, work = "".join(html for _, html in found), said.get("title", ""), 0
     numbers = tuple(said.get("exercises", ()))
     if numbers:
-        chosen = [one for one in chapter.exercises() if one.number in numbers]
-        if len(chosen) != len(numbers):
-            raise SlideError(f"the chapter has no exercises {numbers}")
-        rows = "".join(
-            f"<li><b>{one.number}</b><span>{escape(one.title)}</span><i>{one.minutes} min</i></li>" for one in chosen
-        )
-        body += f'<ul class="exercises">{rows}</ul>'
-        work = sum(one.minutes for one in chosen)
-        word = "exercise" if len(numbers) == 1 else "exercises"
-        title = title or f"Now you: {word} {listed(numbers)}"
-    if opening:
-        title = said.get("title", chapter.question)
+        body += exercise_list(chapter, numbers)
+        title = title or now_you(numbers)
+        work = minutes_of(chapter, numbers)
+    elif opening:
+        title = title or chapter.question
+    elif five:
+        title = title or FIVE.removeprefix("## ")
     if not title:
         raise SlideError("a slide needs metadata.amp_course.title")
-    kind = "opening" if opening else "work" if numbers else "five" if five else found[0][0] if found else "text"
-    return Slide(title, body, said["minutes"], "\n\n".join(notes), kind, numbers, work)
+    kind = "opening" if opening else "work" if numbers else "five" if five else kinds[0] if kinds else "text"
+    return Slide(title, body, said["minutes"], "\n\n".join(notes), kind, work)
+
+
+def exercises_of(chapter: Chapter, numbers: Sequence[int]) -> list[Exercise]:
+    """Return the chapter's exercises of these numbers; a SlideError if one does not exist."""
+    chosen = [one for one in chapter.exercises() if one.number in numbers]
+    if len(chosen) != len(numbers):
+        raise SlideError(f"the chapter has no exercises {numbers}")
+    return chosen
+
+
+def minutes_of(chapter: Chapter, numbers: Sequence[int]) -> int:
+    """Return how long these exercises take together, as their cards say."""
+    return sum(one.minutes for one in exercises_of(chapter, numbers))
+
+
+def exercise_list(chapter: Chapter, numbers: Sequence[int]) -> str:
+    """Return these exercises with their minutes, in HTML."""
+    rows = "".join(
+        f"<li><b>{one.number}</b><span>{escape(one.title)}</span><i>{one.minutes} min</i></li>"
+        for one in exercises_of(chapter, numbers)
+    )
+    return f'<ul class="exercises">{rows}</ul>'
+
+
+def now_you(numbers: Sequence[int]) -> str:
+    """Return the title of the slide that sends the class to work: (1, 2) → "Now you: exercises 1 and 2"."""
+    return f"Now you: {'exercise' if len(numbers) == 1 else 'exercises'} {listed(numbers)}"
 
 
 def raised(text: str) -> str:
