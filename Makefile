@@ -12,7 +12,7 @@ INSTALL = @[ "$$($(PYTHON) -c 'import sys; print(sys.version_info >= (3, 6))' 2>
 	$(PYTHON) tools/install.py --torch-index "$(TORCH_INDEX)"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab update test test-matrix test-classroom test-phrasebook screenshots exercises notebooks book lint
+.PHONY: help lab update test test-matrix test-classroom test-phrasebook screenshots exercises notebooks book slides lint
 
 help: ## show this list
 	@echo 'amp_course: mixed precision training in PyTorch. The commands:'
@@ -58,6 +58,10 @@ notebooks: ## run the notebooks whose stored outputs are out of date (ARGS=--all
 book: ## make the course a site of static pages, in build/book
 	$(INSTALL) --extra test
 	@$(VENV)/python tools/book.py $(ARGS)
+
+slides: ## make slides for a talk on each chapter, in build/slides (ARGS="5 loop": some)
+	$(INSTALL) --extra test
+	@$(VENV)/python tools/slides.py $(ARGS)
 
 lint: ## put the code in order where a tool can, and say what it cannot
 	$(INSTALL) --extra test

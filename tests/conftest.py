@@ -65,3 +65,18 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.section(f"{len(told)} wrong answers and what each was told")
     for exercise, mistake, message in told:
         terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One Chromium for pages that need no JupyterLab, the book's and the slides': Playwright starts once in a process."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    from tests.browser.conftest import BROWSERS, FLAGS
+
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
+        pytest.skip("no Chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

@@ -76,9 +76,13 @@ def five_lines() -> Iterator[tuple[Chapter, str]]:
         book = nbformat.read(ROOT / "notebooks" / f"{chapter.stem}.ipynb", as_version=4)
         for cell in book.cells:
             if FIVE in cell.source:
-                after = cell.source.split(FIVE)[1].strip()
-                paragraphs = after.split("\n\n")
-                yield chapter, "\n".join(part for part in paragraphs if re.match(r"(\d\.|-) ", part))
+                yield chapter, last_lines(cell.source)
+
+
+def last_lines(source: str) -> str:
+    """Return the list under a cell's last heading, without what follows it."""
+    paragraphs = source.split(FIVE)[1].strip().split("\n\n")
+    return "\n".join(part for part in paragraphs if re.match(r"(\d\.|-) ", part))
 
 
 def sheet_page() -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -19,7 +17,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.course import CHAPTERS, available
-from tests.browser.conftest import BROWSERS, FLAGS
 
 pytestmark = pytest.mark.slow
 
@@ -130,18 +127,6 @@ def address(book: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
-        pytest.skip("no Chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium: Any) -> None:

@@ -45,6 +45,9 @@ def texts(path):
     elif path.suffix == ".ipynb":
         cells = nbformat.read(path, as_version=4).cells
         yield from ((cell.id, cell.source) for cell in cells if cell.cell_type == "markdown")
+        spoken = [(cell.id, cell.metadata.get("amp_course", {})) for cell in cells]  # what the slides say
+        spoken += [(place, more) for place, said in spoken for more in said.get("more", [])]
+        yield from ((place, said.get(key, "")) for place, said in spoken for key in ("title", "slide", "notes"))
     else:
         code = path.read_text("utf-8")
         for node in ast.walk(ast.parse(code)):
