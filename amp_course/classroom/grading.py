@@ -21,7 +21,7 @@ from amp_course import __version__
 from amp_course.classroom import bubblewrap, gradebook, submission
 from amp_course.classroom.assignment import TEST, Task, tasks_of
 from amp_course.classroom.folder import ClassFolder, HandedIn
-from amp_course.classroom.runner import Limits, Run, run
+from amp_course.classroom.runner import Job, Limits, Run, run
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import locked, unused_name, write_text
@@ -169,7 +169,15 @@ class _Grader:
             findings, history = [f"it cannot be read: {reason}"], {}
         else:
             ran = await run(
-                prepared.book, chapter.word, tasks, handed_in.folder, self.place.root, self.sandboxed, self.limits
+                Job(
+                    book=prepared.book,
+                    chapter=chapter.word,
+                    tasks=tasks,
+                    handed_in=handed_in.folder,
+                    class_root=self.place.root,
+                    sandboxed=self.sandboxed,
+                    limits=self.limits,
+                )
             )
             findings, history, suspect = [*prepared.findings, *ran.findings], prepared.history, prepared.suspect
         withheld = self._withheld(ran, suspect)

@@ -27,15 +27,17 @@ def main() -> None:
     settings = json.loads(place.read_text(encoding="utf-8"))
     place.unlink()
     _limit(settings["file_bytes"], settings["memory_bytes"])
-    shutil.copytree(settings["handed_in"], ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.ipynb"))
-
     from ipykernel.kernelapp import IPKernelApp
 
     app = IPKernelApp.instance()
     app.initialize(sys.argv[1:])
+    opened: list[str] = []
     app.kernel.shell_handlers[REQUEST] = _handler(
-        app.kernel, settings["chapter"], Seal(bytes.fromhex(settings["key"])), tuple(settings["forbidden"])
+        app.kernel, settings["chapter"], Seal(bytes.fromhex(settings["key"])), opened
     )
+    # Last: a file called torch.py next to the notebook is the submission's own affair.
+    shutil.copytree(settings["handed_in"], ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.ipynb"))
+    _watch_files(tuple(settings["forbidden"]), opened)
     settings.clear()
     app.start()
 
@@ -52,7 +54,7 @@ def _limit(file_bytes: int, memory_bytes: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
-def _handler(kernel: Any, chapter: str, seal: Seal, forbidden: tuple[str, ...]) -> Callable[..., None]:
+def _handler(kernel: Any, chapter: str, seal: Seal, opened: list[str]) -> Callable[..., None]:
     """Load what checks need, and return what answers a request: `{"exercise", "answer", "question"}` → a sealed verdict."""
     import warnings
 
@@ -72,7 +74,6 @@ def _handler(kernel: Any, chapter: str, seal: Seal, forbidden: tuple[str, ...]) 
             torch.optim.AdamW,
         ):  # torch replaces `step` at the first one of a kind
             kind([torch.zeros(1, requires_grad=True)])
-    opened = _watch_files(forbidden)
     before = fingerprint()
 
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
@@ -103,9 +104,8 @@ def _handler(kernel: Any, chapter: str, seal: Seal, forbidden: tuple[str, ...]) 
     return answer_request
 
 
-def _watch_files(forbidden: tuple[str, ...]) -> list[str]:
+def _watch_files(forbidden: tuple[str, ...], opened: list[str]) -> None:
     """Note from now on which files of the class the process tries to open; nothing can switch this off again."""
-    opened: list[str] = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in (
@@ -127,7 +127,6 @@ def _watch_files(forbidden: tuple[str, ...]) -> list[str]:
                     opened.append(os.path.basename(name) or name)
 
     sys.addaudithook(note)
-    return opened
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -48,6 +48,25 @@ class Limits:
     output_bytes: int = 2**20  # of one cell
 
 
+@dataclass(frozen=True)
+class Job:
+    """What is to be run, and how.
+
+    book:       a prepared submission; its cells are given their outputs
+    chapter:    the word of the chapter
+    handed_in:  the folder that was submitted, whose other files the notebook may need
+    class_root: the folder that a submission has no business in
+    """
+
+    book: NotebookNode
+    chapter: str
+    tasks: Sequence[Task]
+    handed_in: Path
+    class_root: Path
+    sandboxed: bool
+    limits: Limits
+
+
 @dataclass
 class Run:
     """What came of a submission: its notebook with outputs, the verdicts by exercise's id, and what else happened."""
@@ -58,24 +77,15 @@ class Run:
     seconds: float = 0.0
 
 
-async def run(
-    book: NotebookNode,
-    chapter: str,
-    tasks: Sequence[Task],
-    handed_in: Path,
-    class_root: Path,
-    sandboxed: bool,
-    limits: Limits,
-) -> Run:
+async def run(job: Job) -> Run:
     """Run a prepared submission; whatever it does, this returns, within the limits."""
-    began, done = time.monotonic(), Run(book)
-    by_cell = {TEST + task.exercise.name: task for task in tasks}
+    began, done, limits = time.monotonic(), Run(job.book), job.limits
     left_out: set[int] = set()
     for _ in range(_STARTS):
         remaining = limits.seconds - (time.monotonic() - began)
         try:
             async with asyncio.timeout(max(remaining, 0.0)):
-                culprit = await _once(done, by_cell, left_out, chapter, handed_in, class_root, sandboxed, limits)
+                culprit = await _once(job, done, left_out)
         except TimeoutError:
             done.findings.append(
                 f"it was stopped after {limits.seconds:.0f} seconds in all; what came later is not graded"
@@ -90,14 +100,12 @@ async def run(
     return done
 
 
-async def _once(
-    done: Run, by_cell: Mapping[str, Task], left_out: set[int], chapter: str, handed_in: Path, class_root: Path, sandboxed: bool,
-    limits: Limits,
-) -> int | None:  # fmt: skip
+async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
     """Run the notebook in a new kernel. Returns the number of the cell that ended the kernel, or None if none did."""
+    by_cell = {TEST + task.exercise.name: task for task in job.tasks}
     with tempfile.TemporaryDirectory(prefix="amp-", ignore_cleanup_errors=True) as scratch:
-        async with _Kernel(Path(scratch), done.book, chapter, handed_in, class_root, sandboxed, limits) as kernel:
-            for number, cell in enumerate(done.book.cells):
+        async with _Kernel(job, Path(scratch)) as kernel:
+            for number, cell in enumerate(job.book.cells):
                 if cell.cell_type != "code":
                     continue
                 task = by_cell.get(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
@@ -114,7 +122,7 @@ async def _once(
                     _end(done, cell, number, task)
                     if kernel.too_much:
                         done.findings.append(
-                            f"it wrote more than {2 * limits.disk_bytes / 2**20:.0f} MB and was stopped"
+                            f"it wrote more than {2 * job.limits.disk_bytes / 2**20:.0f} MB and was stopped"
                         )
                     return number
     return None
@@ -149,32 +157,34 @@ def _show(cell: NotebookNode, verdict: Verdict) -> None:
 class _Kernel(NotebookClient):
     """A kernel for one submission, as a context: nothing of it is left afterwards."""
 
-    def __init__(
-        self,
-        scratch: Path,
-        book: NotebookNode,
-        chapter: str,
-        handed_in: Path,
-        class_root: Path,
-        sandboxed: bool,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, job: Job, scratch: Path) -> None:
         super().__init__(
-            book, timeout=limits.cell_seconds, allow_errors=True, interrupt_on_timeout=True, error_on_timeout=_NO_REPLY,
-            store_widget_state=False, coalesce_streams=True, startup_timeout=120, iopub_timeout=10, raise_on_iopub_timeout=False,
-        )  # fmt: skip
-        self._limits, self._printed, self.too_much = limits, 0, False
-        key = secrets.token_bytes(32)
+            job.book,
+            timeout=job.limits.cell_seconds,
+            allow_errors=True,
+            interrupt_on_timeout=True,
+            error_on_timeout=_NO_REPLY,
+            store_widget_state=False,
+            coalesce_streams=True,
+            startup_timeout=120,
+            iopub_timeout=10,
+            raise_on_iopub_timeout=False,
+        )
+        self._limits, self._printed, self.too_much = job.limits, 0, False
+        self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
-        self._scratch = scratch
         settings = {
-            "key": key.hex(), "chapter": chapter, "handed_in": str(handed_in), "forbidden": [f"{class_root}{os.sep}"],
-            "file_bytes": limits.disk_bytes, "memory_bytes": limits.memory_bytes,
-        }  # fmt: skip
+            "key": key.hex(),
+            "chapter": job.chapter,
+            "handed_in": str(job.handed_in),
+            "forbidden": [f"{job.class_root}{os.sep}"],
+            "file_bytes": job.limits.disk_bytes,
+            "memory_bytes": job.limits.memory_bytes,
+        }
         place = scratch / "settings.json"
         place.write_text(json.dumps(settings), encoding="utf-8")
         place.chmod(0o600)
-        self.km = self._process = self._manager(_argv(scratch, place, handed_in, class_root, sandboxed, limits), place)
+        self.km = self._process = self._manager(_argv(job, scratch, place), place)
 
     def _manager(self, argv: list[str], place: Path) -> Any:
         from jupyter_client import AsyncKernelManager
@@ -270,25 +280,20 @@ class _Kernel(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-def _argv(scratch: Path, place: Path, handed_in: Path, class_root: Path, sandboxed: bool, limits: Limits) -> list[str]:
-    program = [
-        sys.executable,
-        "-m",
-        "amp_course.classroom.kernel",
-        "-f",
-        "{connection_file}",
-        "--HistoryManager.enabled=False",
-    ]
-    if not sandboxed:
+def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
+    # -P: no module that was submitted is taken for one of Python's or of the course's.
+    program = [sys.executable, "-P", "-m", "amp_course.classroom.kernel"]
+    program += ["-f", "{connection_file}", "--HistoryManager.enabled=False"]
+    if not job.sandboxed:
         return program
     environment = _environment(place) | {"HOME": bubblewrap.HOME}
     return bubblewrap.command(
         program,
         shared=scratch,
-        readable=handed_in,
-        hidden=[class_root],
+        readable=job.handed_in,
+        hidden=[job.class_root],
         environment=environment,
-        disk_bytes=limits.disk_bytes,
+        disk_bytes=job.limits.disk_bytes,
     )
 
 

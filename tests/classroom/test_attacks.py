@@ -171,6 +171,21 @@ def test_a_bad_answer_costs_only_its_own_points(
     assert {one.exercise for one in result.answers if not one.points} == {"loop.add_autocast"}
 
 
+@pytest.mark.parametrize(
+    "name", ["torch.py", "json.py", "ipykernel.py", "amp_course.py", "sitecustomize.py", "inspect.py"]
+)
+@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
+def test_modules_next_to_the_notebook_do_not_judge(
+    place: ClassFolder, loop: Chapter, name: str, sandboxed: bool
+) -> None:
+    folder = place.root / "submitted" / "mallory" / "06_loop"
+    folder.mkdir(parents=True)
+    (folder / name).write_text("raise SystemExit('mine')\n")
+    (folder / "helper.py").write_text("answer = 42\n")
+    result = graded(place, loop, answer="import helper\nprint(helper.answer)", sandboxed=sandboxed)
+    assert result.points == ALL - 1 and result.findings == () and "42" in printed(place, loop)
+
+
 def test_what_a_submission_starts_ends_with_it(place: ClassFolder, loop: Chapter) -> None:
     first = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(986)'])"
     assert graded(place, loop, first=first, sandboxed=False).points == ALL

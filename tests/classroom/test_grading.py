@@ -164,9 +164,9 @@ def test_a_gradebook_that_changes_under_an_unprotected_run_is_put_back(
     hand_in(place, loop, "ada", notebook(place, loop, {}))
     before = place.gradebook.read_bytes()
 
-    async def intruder(book: object, *_: object) -> runner.Run:
+    async def intruder(job: runner.Job) -> runner.Run:
         place.gradebook.write_bytes(b"all points to me")
-        return runner.Run(book)  # type: ignore[arg-type]
+        return runner.Run(job.book)
 
     monkeypatch.setattr(grading, "run", intruder)
     (result,) = grade(place, [loop], echo=lambda line: None, sandboxed=False)
