@@ -120,9 +120,13 @@ def describe_map(name: str, values: Tensor, shown: Sharing) -> str:
     if not len(known):
         return f"{what}: all grey, no id has an angle"
     same = int((known > 1 - 1e-6).sum()) - int((values.diagonal() > 1 - 1e-6).sum())
-    grey = f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey" if len(known) < values.numel() else ""
+    grey = (
+        f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey" if len(known) < values.numel() else ""
+    )
     alike = f"{same // 2:,} pairs of tokens look the same" if same else "no two tokens look the same"
-    return f"{what}, head size {shown.head_size}, base {shown.base:g}: from {float(known.min()):.2f} to 1; {alike}{grey}"
+    return (
+        f"{what}, head size {shown.head_size}, base {shown.base:g}: from {float(known.min()):.2f} to 1; {alike}{grey}"
+    )
 
 
 def map_uri(values: Tensor, low: float) -> str:

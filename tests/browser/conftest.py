@@ -20,7 +20,7 @@ FLAGS = [
     "--disable-sync",
 ]
 PACE = 200  # milliseconds from one action to the next, about a hand's: ipywidgets can lose a change made while it sends another
-PATIENCE = 20_000  # milliseconds: on a busy machine a panel's answer can take many seconds
+PATIENCE = 60_000  # milliseconds: on a busy machine a panel's answer can take many seconds
 
 
 def pytest_addoption(parser):

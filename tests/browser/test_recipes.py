@@ -17,7 +17,9 @@ def test_recipe_explorer_answers(lab, page, portray):
     bars = panel.get_by_role("img")
     measured = panel.get_by_label("measured", exact=True)
     expect(verdict).to_contain_text("O2 with Adam keeps 16.0 bytes for each parameter, fp32 16.0")
-    expect(bars).to_have_attribute("aria-label", re.compile(r"^bytes for each parameter: O2 16\.0 \(weights .*; fp32 16\.0"))
+    expect(bars).to_have_attribute(
+        "aria-label", re.compile(r"^bytes for each parameter: O2 16\.0 \(weights .*; fp32 16\.0")
+    )
     expect(measured).to_contain_text("dynamic, 65,536")
 
     # Without master weights Adam divides by nothing; bf16 saves it.

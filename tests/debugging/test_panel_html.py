@@ -106,7 +106,9 @@ def test_the_colours_are_the_maps_and_all_but_fine_are_hatched_too() -> None:
     assert fills["block1"].startswith(f"url(#amp-{hot}-") and fills["block2"].startswith(f"url(#amp-{hot}-")  # type: ignore[union-attr]
     assert fills["head"].startswith(f"url(#amp-{over}-")  # type: ignore[union-attr]
     bars, _ = pictures(weather_view(dying(), "activation", 2))
-    assert {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}["block2"] == f"url(#amp-{WEATHER[3][1].lstrip('#')}-5)"
+    assert {tip.partition(":")[0]: box.get("fill") for tip, box in tips(bars).items()}[
+        "block2"
+    ] == f"url(#amp-{WEATHER[3][1].lstrip('#')}-5)"
     assert len(HATCHES) == len(WEATHER) and len({hatch for hatch in HATCHES if hatch}) == 5
 
 

@@ -5,6 +5,8 @@
 // - whether a toggle button is pressed, and a control's tooltip, which is on its label only;
 // - a panel's name, so that its controls are announced as a group;
 // - what a panel's status line says after a change, and the outcome of a check, once its cell has run;
+// - keys that belong to a control and not to the notebook around it: JupyterLab moves from cell to cell by the arrow keys and
+//   has a command for nearly every letter, also while a panel's menu has the focus;
 // - handles of 24 pixels, and no motion for readers who have asked their system for less of it.
 
 let shared; // JupyterLab's own modules, by name and version
@@ -117,6 +119,15 @@ function followCell(cell) {
   }
 }
 
+// Keys without Ctrl, Alt or Cmd are the control's own, Escape leads back to the panel's cell, Shift+Enter runs it as everywhere.
+function keepKeys(event) {
+  const panel = event.target.closest?.(".amp-panel");
+  if (!panel) return;
+  const plain = !event.ctrlKey && !event.altKey && !event.metaKey && !(event.shiftKey && event.key === "Enter");
+  event.target.toggleAttribute("data-lm-suppress-shortcuts", plain); // by which Lumino, below JupyterLab, lets keys alone
+  if (plain && event.key === "Escape") panel.closest(".jp-Cell")?.focus();
+}
+
 const STYLE = `
 .amp-panel {--jp-widgets-slider-handle-size: 24px}
 .amp-panel .widget-slider .noUi-handle:focus-visible {outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px}
@@ -135,6 +146,7 @@ function addToPage() {
   announcer.className = "amp-announcer";
   announcer.setAttribute("aria-live", "polite");
   document.body.append(announcer);
+  window.addEventListener("keydown", keepKeys, true); // before JupyterLab, which listens on the document
 }
 
 function look() {
