@@ -37,14 +37,14 @@ def show_all(page: Page) -> None:
     settle(page)
 
 
-def violations(page: Page) -> list[tuple[str, str]]:
-    """Return (rule, HTML of the element) of what is wrong on the page, but for colours and for what is JupyterLab's."""
+def violations(page: Page) -> list[str]:
+    """Return the rule and the HTML of each element of what is wrong on the page, but for colours and for what is JupyterLab's."""
     found = _run(page, None, {"runOnly": WCAG, "rules": {"color-contrast": {"enabled": False}}})
     told = [(rule["id"], node["html"]) for rule in found["violations"] for node in rule["nodes"]]
     told = [one for one in told if not _is_jupyterlabs(page, *one)]
     unsure = [(rule["id"], node) for rule in found["incomplete"] for node in rule["nodes"]]
     ours = [(rule, node["html"]) for rule, node in unsure if page.locator(node["target"][0]).locator(OURS).count()]
-    return told + ours
+    return [f"{rule}: {html}" for rule, html in [*told, *ours]]
 
 
 def pale(page: Page, within: str) -> list[str]:

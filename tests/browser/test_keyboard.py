@@ -9,7 +9,7 @@ from tests.browser.notebook import MINUTE, errors
 # Trusted events come from a device. Enter on a link makes a click, too, but one of no button: its detail is 0.
 LISTEN = """
 window.byMouse = [];
-for (const type of ["pointerdown", "pointermove", "mousedown", "mouseup", "mousemove", "wheel", "touchstart", "click", "dblclick"])
+for (const type of ["pointerdown", "pointermove", "mousedown", "mouseup", "mousemove", "wheel", "touchstart", "click"])
     window.addEventListener(type, event => {
         if (event.isTrusted && (type !== "click" || event.detail > 0)) window.byMouse.push(type);
     }, { capture: true, passive: true });

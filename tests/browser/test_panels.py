@@ -1,5 +1,7 @@
 """Every panel of the course, for readers without a mouse, without sight, without colours, and with less motion."""
 
+import itertools
+
 import nbformat
 from playwright.sync_api import expect
 
@@ -8,26 +10,22 @@ from tests.browser.every_panel import PANELS
 from tests.browser.notebook import code_cells, errors, open_notebook, run_all
 from tests.browser.pictures import THEMES, use_theme
 
-# The controls of a panel that Tab should reach, in the order of the page: name, state, place, size.
-CONTROLS = """panel => [...panel.querySelectorAll(
-    "a[href], button, input, select, textarea, summary, [tabindex='0'], [contenteditable=true]")]
-    .filter(one => one.checkVisibility() && !one.disabled)
-    .map(one => {
-        const box = one.getBoundingClientRect();
-        return {
-            what: one.outerHTML.slice(0, 120),
-            role: one.getAttribute("role") ?? one.tagName.toLowerCase(),
-            label: one.getAttribute("aria-label") ?? one.labels?.[0]?.textContent ?? one.textContent,
-            value: one.getAttribute("aria-valuetext"),
-            pressed: one.classList.contains("widget-toggle-button") ? one.getAttribute("aria-pressed") : "",
-            x: box.x + box.width / 2, y: box.y + box.height / 2, width: box.width, height: box.height,
-        };
-    })"""
-# Which of them has the focus; -1 if it is outside the panel.
-FOCUSED = """panel => [...panel.querySelectorAll(
-    "a[href], button, input, select, textarea, summary, [tabindex='0'], [contenteditable=true]")]
-    .filter(one => one.checkVisibility() && !one.disabled)
-    .indexOf(document.activeElement)"""
+# The controls of a panel that Tab should reach, in the order of the page.
+FIND = """[...panel.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0'], [contenteditable=true]")]
+    .filter(one => one.checkVisibility() && !one.disabled)"""
+CONTROLS = f"""panel => {FIND}.map(one => {{
+    const box = one.getBoundingClientRect();
+    return {{
+        what: one.outerHTML.slice(0, 120),
+        role: one.getAttribute("role") ?? one.tagName.toLowerCase(),
+        label: one.getAttribute("aria-label") ?? one.labels?.[0]?.textContent ?? one.textContent,
+        value: one.getAttribute("aria-valuetext"),
+        pressed: one.classList.contains("widget-toggle-button") ? one.getAttribute("aria-pressed") : "",
+        x: box.x + box.width / 2, y: box.y + box.height / 2, width: box.width, height: box.height,
+    }};
+}})"""
+FOCUSED = f"panel => {FIND}.indexOf(document.activeElement)"  # -1: the focus is outside the panel
+FOCUS_FIRST = f"panel => {FIND}[0].focus()"
 # The contrast of the texts in pictures with the panel's background, which axe leaves to people.
 PALE_TEXTS = """panel => {
     const channel = value => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
@@ -99,38 +97,38 @@ def test_what_cells_show_is_for_everyone(lab, quick_page):
         if words:
             expect(told).to_contain_text(words)
     expect(errors(page)).to_have_count(0)
-    found = {}
+    found = []
     for theme in THEMES:
         use_theme(page, f"JupyterLab {theme}")
         show_all(page)
         for first, last in ((0, 5), (7, 7), (8, 8)):  # what the exercise said, then half the pages and the other half
             cells.nth(first).evaluate("cell => cell.scrollIntoView()")
             places = ", ".join(f"[data-windowed-list-index='{place}']" for place in range(first, last + 1))
-            found |= {(theme, "pale"): html for html in pale(page, f":is({places}) .jp-OutputArea-output")}
+            found += [f"{theme}: pale: {html}" for html in pale(page, f":is({places}) .jp-OutputArea-output")]
         page.set_viewport_size({"width": 1500, "height": 1000})
-    found |= {rule: html for rule, html in violations(page)}
-    assert found == {}
+    found += violations(page)
+    assert not found, "\n".join(found)
 
 
 def test_every_panel_is_for_everyone(lab, quick_page):
     page = quick_page
     panels = open_all(lab, page)
-    found = {}
+    found = []
     for theme in THEMES:
         use_theme(page, f"JupyterLab {theme}")
         show_all(page)
-        found |= {(theme, "pale"): html for html in pale(page, ".amp-panel")}
-        texts = {(theme, name, "pale text"): panel.evaluate(PALE_TEXTS) for name, panel in panels.items()}
-        found |= {what: html for what, html in texts.items() if html}
+        found += [f"{theme}: pale: {html}" for html in pale(page, ".amp-panel")]
+        for name, panel in panels.items():
+            found += [f"{theme}: {name}: pale in a picture: {html}" for html in panel.evaluate(PALE_TEXTS)]
         page.set_viewport_size({"width": 1500, "height": 1000})
-    found |= {rule: html for rule, html in violations(page)}
+    found += violations(page)
     use_theme(page, "JupyterLab Light")
     page.emulate_media(reduced_motion="reduce")
     for name, panel in panels.items():
-        found |= {(name, "moves"): moving for moving in [panel.evaluate(MOVES)] if moving}
-        found |= {(name, fault): which for fault, which in faults_of(panel.evaluate(CONTROLS)).items()}
-        found |= {(name, "focus"): fault for fault in [walk(page, panel)] if fault}
-    assert found == {}
+        faults = [*faults_of(panel.evaluate(CONTROLS)), *walk(page, panel)]
+        faults += [f"moves: {html}" for html in panel.evaluate(MOVES)]
+        found += [f"{name}: {fault}" for fault in faults]
+    assert not found, "\n".join(found)
 
     # What a control changes is told by the one live region that stays, when the slider has come to rest.
     told = page.locator(".amp-announcer")
@@ -145,14 +143,16 @@ def test_every_panel_is_for_everyone(lab, quick_page):
 
 
 def faults_of(controls):
-    """Return what is wrong with a panel's controls: {} if nothing is."""
-    found = {
-        "no name": [one["what"] for one in controls if not one["label"].strip() or "null" in one["label"]],
-        "no state": [one["what"] for one in controls if one["pressed"] is None],
-        "value in words": [one["what"] for one in controls if one["role"] == "slider" and not is_short(one["value"])],
-        "under 24 pixels": [one["what"] for one in controls if min(one["width"], one["height"]) < 24],
-    }
-    return {fault: which for fault, which in found.items() if which}
+    """Yield what is wrong with a panel's controls."""
+    for one in controls:
+        if not one["label"].strip() or "null" in one["label"]:
+            yield f"no name: {one['what']}"
+        if one["pressed"] is None:
+            yield f"no state: {one['what']}"
+        if one["role"] == "slider" and not is_short(one["value"]):
+            yield f"no short value: {one['what']}"
+        if min(one["width"], one["height"]) < 24:
+            yield f"under 24 pixels: {one['what']}"
 
 
 def is_short(value):
@@ -160,19 +160,20 @@ def is_short(value):
 
 
 def walk(page, panel):
-    """Go through a panel by Tab, and out at both ends; return what is wrong with the way, or None."""
+    """Go through a panel by Tab, and out at both ends; yield what is wrong with the way."""
     controls = panel.evaluate(CONTROLS)
-    panel.evaluate(f"panel => ({FOCUSED.replace('.indexOf(document.activeElement)', '[0].focus()')})(panel)")
+    panel.evaluate(FOCUS_FIRST)
     way = [panel.evaluate(FOCUSED)]
     while way[-1] >= 0 and len(way) <= len(controls):
         page.keyboard.press("Tab")
         way.append(panel.evaluate(FOCUSED))
     if way != [*range(len(controls)), -1]:
-        return f"Tab goes {way}"
-    for here, following in zip(controls, controls[1:], strict=False):
+        yield f"Tab goes {way}"
+    for here, following in itertools.pairwise(controls):
         same_row = abs(following["y"] - here["y"]) < 14
         if following["x"] <= here["x"] if same_row else following["y"] < here["y"]:
-            return f"{following['what']} comes after {here['what']}, and is before it on the page"
-    panel.evaluate(f"panel => ({FOCUSED.replace('.indexOf(document.activeElement)', '[0].focus()')})(panel)")
+            yield f"{following['what']} comes after {here['what']}, and is before it on the page"
+    panel.evaluate(FOCUS_FIRST)
     page.keyboard.press("Shift+Tab")
-    return None if panel.evaluate(FOCUSED) == -1 else "Shift+Tab does not leave the panel"
+    if panel.evaluate(FOCUSED) != -1:
+        yield "Shift+Tab does not leave the panel"
