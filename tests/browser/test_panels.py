@@ -39,7 +39,9 @@ PALE_TEXTS = """panel => {
         return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05) < 4.5 && /\\w/.test(one.textContent);
     }).map(one => one.outerHTML);
 }"""
-MOVES = """panel => [panel, ...panel.querySelectorAll("*")].filter(one => {
+# A click beside a slider's handle lets it glide there, which the class `noUi-state-tap` stands for.
+MOVES = """panel => panel.querySelectorAll(".noUi-target").forEach(one => one.classList.add("noUi-state-tap"))
+    ?? [panel, ...panel.querySelectorAll("*")].filter(one => {
     const style = getComputedStyle(one);
     return style.animationName !== "none" || style.transitionDuration.split(", ").some(time => time !== "0s");
 }).map(one => one.outerHTML.slice(0, 120))"""
