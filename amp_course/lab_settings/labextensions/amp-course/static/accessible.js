@@ -7,7 +7,8 @@
 // - what a panel's status line says after a change, and the outcome of a check, once its cell has run;
 // - keys that belong to a control and not to the notebook around it: JupyterLab moves from cell to cell by the arrow keys and
 //   has a command for nearly every letter, also while a panel's menu has the focus;
-// - handles of 24 pixels, and no motion for readers who have asked their system for less of it.
+// - handles of 24 pixels, edges of controls that stand out from the page, and no motion for readers who have asked their system
+//   for less of it.
 
 let shared; // JupyterLab's own modules, by name and version
 
@@ -129,7 +130,11 @@ function keepKeys(event) {
 }
 
 const STYLE = `
-.amp-panel {--jp-widgets-slider-handle-size: 24px}
+.amp-panel {
+  --jp-widgets-slider-handle-size: 24px;
+  --jp-widgets-input-border-color: var(--jp-ui-font-color2, #666)
+}
+.amp-panel .widget-slider .noUi-handle {border-color: var(--jp-ui-font-color2, #666) !important}
 .amp-panel .widget-slider .noUi-handle:focus-visible {outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px}
 .amp-announcer {position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap}
 @media (prefers-reduced-motion: reduce) {
