@@ -46,8 +46,9 @@ def box_html(look: str, head: str, lines: list[str], code: str | None = None) ->
             '<pre style="margin:.5em 0 0;padding:.6em;overflow-x:auto;color:var(--jp-content-font-color1, #222);'
             f'background:var(--jp-layout-color2, #eee)">{html.escape(code)}</pre>'
         )
+    role = "" if look == "card" else ' role="status"'  # the course's JupyterLab has it read out when its cell has run
     return (
-        f'<div style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em 0;max-width:52em;'
+        f'<div{role} style="border-left:5px solid var({colour});padding:.5em .9em;margin:.2em 0;max-width:52em;'
         'color:var(--jp-content-font-color1, #222);background:var(--jp-layout-color1, #fff);line-height:1.45">'
         f"<b>{sign} {inline_html(head)}</b>{body}</div>"
     )

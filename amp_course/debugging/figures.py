@@ -15,8 +15,10 @@ from amp_course.debugging.ranges import RangeWatch, Reading
 from amp_course.debugging.ranges.readings import Kind
 from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.style import FAINT, INK, new_figure, title
+from amp_course.kit.svg import is_pale
 
 _MOST_NAMES = 40
+_SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it
 
 
 def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) -> Figure:
@@ -53,7 +55,7 @@ def weather_figure(ranges: RangeWatch, *kinds: Kind, marked: int | None = None) 
 
 
 def _legend(name: str, mark: str) -> str:
-    return f"{name} ({'×' if mark == 'x' else '•'})" if mark else name
+    return f"{name} ({_SIGNS[mark]})" if mark else name
 
 
 def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None:
@@ -69,11 +71,12 @@ def _map(axis: Any, found: dict[str, list[Reading]], marked: int | None) -> None
         grid, cmap=ListedColormap([colour for _, colour, _ in WEATHER]), vmin=-0.5, vmax=len(WEATHER) - 0.5,
         aspect="auto", interpolation="nearest",
     )  # fmt: skip
-    for weather, (_, _, mark) in enumerate(WEATHER):
+    for weather, (_, colour, mark) in enumerate(WEATHER):
         if mark:
             y, x = np.nonzero(grid == weather)
             size = 9 if len(numbers) <= 60 else 3
-            axis.scatter(x, y, marker="x" if mark == "x" else ".", s=size, color="white", linewidths=0.8)
+            ink = INK if is_pale(colour) else "white"
+            axis.scatter(x, y, marker="." if mark == "o" else mark, s=size, color=ink, linewidths=0.8)
     if marked is not None and marked in place:
         axis.axvline(place[marked], color=INK, linewidth=1.2)
     names = [name or "the model" for name in found]

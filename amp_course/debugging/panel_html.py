@@ -19,8 +19,8 @@ from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, s
 
 Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
 
-# For each WEATHER, the hatch that is the second cue. White lines show on dark colours only; the pale ones go without.
-HATCHES = ("..", "", "", "", "//", "xx")
+# For each WEATHER, the hatch that is the second cue: `kit.svg` draws it in white, on pale colours in black.
+HATCHES = ("..", "--", "", "||", "//", "xx")
 SKIPPED = ("#777777", "\\\\")  # a skipped step, and a loss that is not finite
 _INSIDE = "var(--jp-layout-color2, #eee)"  # the range of the format
 _WIDTH, _LEFT, _BARS_END, _MAP_END = 760, 160, 545, 740

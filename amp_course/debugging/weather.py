@@ -9,9 +9,9 @@ from amp_course.debugging.ranges.readings import Reading
 # From cold to hot: what to call it, its colour, and the mark that is the second cue.
 WEATHER = (
     ("more than half lost", "#0072B2", "o"),
-    ("more than a tenth lost", "#9ecae1", ""),
+    ("more than a tenth lost", "#9ecae1", "_"),
     ("fine", "#f0f0f0", ""),
-    ("4 doublings left", "#FBE3A0", ""),
+    ("4 doublings left", "#FBE3A0", "|"),
     ("2 doublings left", "#E69F00", ""),
     ("overflows, inf or NaN", "#B30000", "x"),
 )

@@ -111,8 +111,8 @@ def _picture(row: RowErrors, place: int, unit: float) -> str:
     anchor = "start" if x < 160 else "end" if x > _RIGHT - 120 else "middle"
     parts.append(text(x, _TOP - 10, f"outlier: {exact} → {rounded}", anchor=anchor, bold=True))
     label = (
-        f"{count} numbers and their relative errors; in the outlier’s block, places {block.start} to {block.stop - 1}, "
-        f"{row.zeroed_neighbours(place)} of {len(block) - 1} neighbours became 0"
+        f"{count} numbers and their relative errors; at place {place} an outlier, {exact}, rounded to {rounded}; in its block, "
+        f"places {block.start} to {block.stop - 1}, {row.zeroed_neighbours(place)} of {len(block) - 1} neighbours became 0"
     )
     return picture(_WIDTH, _HEIGHT, *parts, label=label)
 

@@ -74,11 +74,18 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: st
         return f'<rect {place} fill="{fill}">{title}</rect>'
     # A pattern per colour and hatch, defined on the spot: ids are shared by all pictures of a page, so equal ones agree.
     name = f"amp-{fill.lstrip('#')}-{list(_TILES).index(hatch)}"
+    stroke = "#222222" if is_pale(fill) else "white"
     pattern = (
         f'<pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="{fill}"/>'
-        f'<path d="{_TILES[hatch]}" stroke="white" stroke-width="1.6" stroke-linecap="round"/></pattern>'
+        f'<path d="{_TILES[hatch]}" stroke="{stroke}" stroke-width="1.6" stroke-linecap="round"/></pattern>'
     )
     return f'<defs>{pattern}</defs><rect {place} fill="url(#{name})">{title}</rect>'
+
+
+def is_pale(fill: str) -> bool:
+    """Say whether white lines would drown on a colour "#rrggbb"."""
+    red, green, blue = (int(fill[place : place + 2], 16) for place in (1, 3, 5))
+    return 0.3 * red + 0.6 * green + 0.1 * blue > 180
 
 
 def swatch(colour: str, hatch: str = "") -> str:

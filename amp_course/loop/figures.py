@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,20 +28,19 @@ def step_times_figure(records: Sequence[RunRecord]) -> Figure:
     """Draw every step's time of some runs, warm-up hollow, with the median and quartiles of the rest."""
     medians = " and ".join(f"{seconds_text(record.timing.median)} in {record.recipe.label}" for record in records)
     figure, axis = new_figure(7.2, 2.9, alt=f"The time of every training step; the median step takes {medians}.")
-    for record in records:
+    for record, marker in zip(records, itertools.cycle("os^D")):
         colour, n = COLOURS[record.recipe.name], record.warmup
         milliseconds = [seconds * 1e3 for seconds in record.step_seconds]
         steps = list(range(len(milliseconds)))
-        axis.plot(steps[:n], milliseconds[:n], "o", mfc="none", mec=colour, ms=4)
-        axis.plot(steps[n:], milliseconds[n:], "o", color=colour, ms=3, label=record.recipe.label)
+        axis.plot(steps[:n], milliseconds[:n], marker, mfc="none", mec=colour, ms=4)
+        axis.plot(steps[n:], milliseconds[n:], marker, color=colour, ms=3, label=record.recipe.label)
         timing = record.timing
-        axis.axhspan(timing.q1 * 1e3, timing.q3 * 1e3, xmax=0.92, color=colour, alpha=0.18, lw=0)
-        axis.axhline(timing.median * 1e3, color=colour, lw=1, xmax=0.92)
-        axis.text(
-            len(steps) + 0.5, timing.median * 1e3, seconds_text(timing.median), color=colour, fontsize=8, va="center"
-        )
+        axis.axhspan(timing.q1 * 1e3, timing.q3 * 1e3, xmax=0.85, color=colour, alpha=0.18, lw=0)
+        axis.axhline(timing.median * 1e3, color=colour, lw=1, xmax=0.85)
+        median = f"{seconds_text(timing.median)}, {record.recipe.label}"
+        axis.text(len(steps) + 0.5, timing.median * 1e3, median, color=colour, fontsize=8, va="center")
     axis.set_yscale("log")
-    axis.set_xlim(-1, 1.09 * max(len(record.step_seconds) for record in records))
+    axis.set_xlim(-1, 1.18 * max(len(record.step_seconds) for record in records))
     axis.set_xlabel("step (hollow: warm-up, not measured)", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records))
     title(axis, "Time per step", "milliseconds, log scale; line and band: median and quartiles")

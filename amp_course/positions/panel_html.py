@@ -29,7 +29,7 @@ def collision_view(shown: Sharing) -> str:
         ("with exact ids", shown.right),
         (f"with ids in {shown.fmt.name}", shown.rounded),
     )
-    pictures = "".join(_map(name, values, low) for name, values in maps)
+    pictures = "".join(_map(name, values, low, shown) for name, values in maps)
     return (
         f'<div style="color:{INK};line-height:1.5">{counts_line(shown)}{strip(shown)}'
         f'<div style="margin:2px 0 4px">RoPE’s similarity among these tokens, head size {shown.head_size}, base '
@@ -59,6 +59,7 @@ def strip(shown: Sharing) -> str:
     for run in shown.runs:
         parts.append(_run(run, shown.start, wide))
     label = f"ids of tokens {shown.start:,} to {shown.n - 1:,} in {shown.fmt.name}: {len(shown.runs)} different ones"
+    label += f", from {id_text(shown.runs[0].value)} to {id_text(shown.runs[-1].value)}"
     caption = (
         f'<div style="color:{FAINT};font-size:0.92em">tokens {shown.start:,} to {shown.n - 1:,}; each box '
         f"is one id, its value below: {swatch(*ALONE)} used by one token, {swatch(*SHARED)} shared by several</div>"
@@ -100,11 +101,31 @@ def _verdict(shown: Sharing) -> str:
     return f". Largest error here: <b>{error:.2f}</b>."
 
 
-def _map(name: str, values: Tensor, low: float) -> str:
+def _map(name: str, values: Tensor, low: float, shown: Sharing) -> str:
     return (
-        f'<figure style="margin:0"><img alt="similarity map {escape(name)}" src="{map_uri(values, low)}" '
+        f'<figure style="margin:0"><img alt="{escape(describe_map(name, values, shown))}" src="{map_uri(values, low)}" '
         'style="width:220px;height:220px;image-rendering:pixelated;display:block">'
         f'<figcaption style="margin-top:2px">{escape(name)}</figcaption></figure>'
+    )
+
+
+def describe_map(name: str, values: Tensor, shown: Sharing) -> str:
+    """Say what a similarity map shows, for a reader who cannot see it.
+
+    Example: "similarity map with ids in bf16, tokens 464 to 511, head size 64, base 10000: from 0.46 to 1; 32 pairs of
+    tokens look the same"
+    """
+    what = f"similarity map {name}, tokens {shown.start:,} to {shown.n - 1:,}"
+    known = values[~values.isnan()]
+    if not len(known):
+        return f"{what}: all grey, no id has an angle"
+    same = int((known > 1 - 1e-6).sum()) - int((values.diagonal() > 1 - 1e-6).sum())
+    grey = (
+        f"; {int(values.isnan().sum()):,} of {values.numel():,} points are grey" if len(known) < values.numel() else ""
+    )
+    alike = f"{same // 2:,} pairs of tokens look the same" if same else "no two tokens look the same"
+    return (
+        f"{what}, head size {shown.head_size}, base {shown.base:g}: from {float(known.min()):.2f} to 1; {alike}{grey}"
     )
 
 

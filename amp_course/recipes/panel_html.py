@@ -68,8 +68,18 @@ def _bars(row: Measured, base: Measured) -> str:
             parts.append(text(left, top + _TALL + 28, f"{next(iter(sizes))} {each:.1f}", fill=FAINT))
             left += width
         parts.append(text(left + 6, top + _TALL / 2 + 4, f"{one.bytes_per_parameter:.1f}", bold=not place))
-    said = "; ".join(f"{label} {one.bytes_per_parameter:.1f}" for label, one in rows)
+    said = "; ".join(f"{label} {one.bytes_per_parameter:.1f} ({_parts_text(one)})" for label, one in rows)
     return picture(_WIDTH, 4 + len(rows) * _ROW, *parts, label=f"bytes for each parameter: {said}")
+
+
+def _parts_text(row: Measured) -> str:
+    """Name what is kept, its formats and its bytes for each parameter: "weights fp16 2.1, gradients fp16 2.1"."""
+    kept = {kind: getattr(row, kind) for kind in KEPT}
+    return ", ".join(
+        f"{_name(kind)} {' + '.join(sizes)} {sum(sizes.values()) / row.parameters:.1f}"
+        for kind, sizes in kept.items()
+        if sum(sizes.values())
+    )
 
 
 def _table(chosen: Side, fp32: Side, size: int) -> str:

@@ -61,7 +61,9 @@ def _sweep_picture(sweep: Sweep, exponent: int, window: Window | None) -> str:
     here = left[exponent] + wide / 2
     parts.append(line(here, _TOP - 14, here, _FLOOR + 8, stroke=INK, width=3))
     useful = f"useful: 2^{window.lowest} to 2^{window.highest}" if window else "no useful scale"
-    return picture(_WIDTH, _HEIGHT, *parts, label=f"shares at every loss scale; now at 2^{exponent}; {useful}")
+    now = ", ".join(f"{zone} {percent(share)}" for zone, share in sweep[exponent].items())
+    label = f"shares at every loss scale; now at 2^{exponent}; {useful}; here {now}"
+    return picture(_WIDTH, _HEIGHT, *parts, label=label)
 
 
 def _column(x: float, width: float, exponent: int, shares: Mapping[str, float]) -> list[str]:

@@ -21,7 +21,7 @@ _FP16, _BF16, _FP32 = (FORMAT_COLOURS[name] for name in ("fp16", "bf16", "fp32")
 # A colour and a linestyle for each curve of a figure, in the order in which they are given.
 _TOTALS = ((_FP16, "--"), (_BF16, "-."), (_FP32, "-"))
 _WAYS = ((_FP16, "--"), (INK, "-."), ("#CC79A7", "-"), (_FP32, ":"))
-_PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-"), (_BF16, ":"))
+_PATHS = ((INK, "--"), (_FP16, "-"), (_BF16, "-."), (_BF16, ":"))
 _VISIBLE = 0.005  # of a layer's tallest bar: anything lower need not be in the picture
 
 

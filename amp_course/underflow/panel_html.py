@@ -66,8 +66,20 @@ def _picture(histogram: ZoneHistogram, fmt: FloatFormat) -> str:
         line(_LEFT, _FLOOR, _RIGHT, _FLOOR, stroke=INK),
         *_strip(limits, axis),
         *_ticks(axis),
-        label="histogram over exponents: " + ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES),
+        label=_label(histogram),
     )
+
+
+def _label(histogram: ZoneHistogram) -> str:
+    """Say where the numbers are and what becomes of them, for a reader who cannot see the picture."""
+    shares = ", ".join(f"{zone} {percent(histogram.share(zone))}" for zone in ZONES)
+    heights = [sum(column) for column in zip(*histogram.counts.values(), strict=True)]
+    if not any(heights):
+        return f"histogram over exponents: {shares}"
+    filled = [exponent for exponent, height in zip(histogram.exponents, heights, strict=True) if height]
+    peak = histogram.exponents[heights.index(max(heights))]
+    where = f"from 2^{filled[0]} to 2^{filled[-1] + 1}, most from 2^{peak} to 2^{peak + 1}"
+    return f"histogram over exponents {where}: {shares}"
 
 
 def _bars(histogram: ZoneHistogram, axis: _Axis) -> list[str]:

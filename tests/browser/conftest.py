@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_makereport(item, call):
     """Save a picture of the page on which a test failed."""
     report = yield
-    page = getattr(item, "funcargs", {}).get("page")
+    funcargs = getattr(item, "funcargs", {})
+    page = funcargs.get("page") or funcargs.get("quick_page")
     if report.failed and report.when != "teardown" and page is not None:
         path = SCREENSHOTS / f"failed_{item.name}.png"
         SCREENSHOTS.mkdir(exist_ok=True)
@@ -58,7 +59,8 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def browser():
+def launch():
+    """Return a function that starts Chromium, and its context, with Playwright's options for a browser."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         how = (
@@ -72,13 +74,35 @@ def browser():
 
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS, slow_mo=PACE)
-        context = chromium.new_context(
-            viewport={"width": 1500, "height": 1000}
-        )  # one, for its cache: JupyterLab is large
-        context.set_default_timeout(PATIENCE)
-        yield context
-        chromium.close()
+        started = []
+
+        def launch(**options):
+            started.append(playwright.chromium.launch(executable_path=path, args=FLAGS, **options))
+            context = started[-1].new_context(viewport={"width": 1500, "height": 1000})
+            context.set_default_timeout(PATIENCE)
+            return context
+
+        yield launch
+        for chromium in started:
+            chromium.close()
+
+
+@pytest.fixture(scope="session")
+def browser(launch):
+    return launch(slow_mo=PACE)  # one context for all, for its cache: JupyterLab is large
+
+
+@pytest.fixture(scope="session")
+def quick_browser(launch):
+    """A browser without the pace of a hand, for tests that look and hardly touch."""
+    return launch()
+
+
+@pytest.fixture
+def quick_page(quick_browser):
+    page = quick_browser.new_page()
+    yield page
+    page.close()
 
 
 @pytest.fixture

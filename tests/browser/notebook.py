@@ -85,7 +85,7 @@ def press(page: Page, control: Locator, *keys: str) -> None:
 
 
 def choose_next(page: Page, menu: Locator) -> None:
-    """Choose a menu's next entry by keyboard. Space opens the menu: on a closed one, arrows move from cell to cell."""
+    """Choose a menu's next entry by keyboard, as the chapters tell: Space opens the menu."""
     press(page, menu, "Space", "ArrowDown", "Enter")
 
 

@@ -69,7 +69,7 @@ def test_the_outliers_block_is_shaded_and_each_block_has_an_edge():
 
 def test_a_screen_reader_hears_what_is_lost():
     lost = int((ROW.rounded[32:] == 0).sum())
-    assert f"in the outlier’s block, places 32 to 63, {lost} of 31 neighbours became 0" in view()
+    assert f"in its block, places 32 to 63, {lost} of 31 neighbours became 0" in view()
     assert view().count('role="status"') == 1 and 'aria-label="measured"' in view()
 
 

@@ -43,6 +43,12 @@ def test_a_hatch_is_a_pattern_in_the_box_colour(hatch):
     assert pattern.find(f"{NAMESPACE}rect").get("fill") == "#00aa00"
 
 
+@pytest.mark.parametrize(("colour", "ink"), [("#E69F00", "white"), ("#777777", "white"), ("#FBE3A0", "#222222")])
+def test_a_hatch_shows_on_pale_colours_too(colour, ink):
+    definitions, _ = parsed(svg.box(0, 0, 5, 5, colour, hatch="//"))
+    assert definitions.find(f"{NAMESPACE}pattern/{NAMESPACE}path").get("stroke") == ink
+
+
 def test_a_swatch_is_one_small_box_that_screen_readers_skip():
     root = ElementTree.fromstring(svg.swatch("#00aa00"))
     assert root.get("aria-hidden") == "true" and root[0].get("fill") == "#00aa00"

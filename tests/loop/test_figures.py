@@ -21,7 +21,7 @@ def test_step_times_show_the_warm_up_hollow_and_the_median():
     axis = figure.axes[0]
     hollow = [line for line in axis.lines if line.get_markerfacecolor() == "none"]
     assert list(hollow[0].get_ydata()) == [500, 100]
-    assert "12.0 ms" in [text.get_text() for text in axis.texts]
+    assert "12.0 ms, fp32" in [text.get_text() for text in axis.texts]
 
 
 def test_fooled_bars_reach_from_one_to_the_ratio():

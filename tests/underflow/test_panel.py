@@ -108,3 +108,13 @@ def test_a_page_without_a_kernel_gets_a_picture(panel):
 def test_controls_have_names_and_explanations(panel):
     for control in (panel.format, panel.centre, panel.spread, panel.loss_scale):
         assert control.description and control.tooltip
+
+
+def test_the_histogram_says_where_its_numbers_are():
+    panel = RangeExplorer()
+    panel.centre.value, panel.spread.value = -20, 1
+    said = panel.view.value
+    assert "histogram over exponents from 2^-2" in said and "most from 2^-2" in said and ": lost " in said
+    panel.centre.value = 3
+    assert said.partition("aria-label")[2] != panel.view.value.partition("aria-label")[2]
+    assert "most from 2^2 to 2^3" in panel.view.value or "most from 2^3 to 2^4" in panel.view.value

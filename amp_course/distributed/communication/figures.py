@@ -26,6 +26,8 @@ _PHASES: dict[Phase, tuple[str, str]] = {  # of a step → in words, hatch
     "optimizer": ("optimizer", "xx"),
     "other": ("clipping and other", ".."),
 }
+_NAMED = 0.08  # of the longest bar: a shorter part has no room for its dtype
+_ON_A_HATCH: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _WAYS = (  # a colour, a linestyle and a marker for each line, in the order in which they are given
     ("#D55E00", "-", "o"),
     ("#E69F00", "--", "s"),
@@ -59,6 +61,9 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
                     parts.add((fmt, phase))
                     look: dict[str, Any] = {"color": _DTYPES[fmt], "hatch": hatch, "edgecolor": "white", "lw": 0}
                     axis.barh(row, sent / 1e3, 0.7, left, **look)
+                    if sent > _NAMED * max(totals.values()):  # the dtype in words: a hatch tells the phase only
+                        middle = left + sent / 2e3
+                        axis.text(middle, row, fmt, ha="center", va="center", fontsize=7, color=INK, bbox=_ON_A_HATCH)
                     left += sent / 1e3
         axis.annotate(
             _kilobytes(totals[name]), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=8

@@ -108,8 +108,8 @@ def _loop(lines: Sequence[Line]) -> str:
     rows = "".join(map(_row, lines))
     return (
         '<div style="flex:3 1 27em;min-width:0;max-width:100%;overflow-x:auto">'
-        f'<pre aria-label="the loop that runs" style="{_CODE};color:{INK};background:transparent;margin:0;padding:0">{rows}</pre>'
-        f"{legend}</div>"
+        '<pre role="group" aria-label="the loop that runs" '
+        f'style="{_CODE};color:{INK};background:transparent;margin:0;padding:0">{rows}</pre>{legend}</div>'
     )
 
 
