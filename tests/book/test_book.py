@@ -71,6 +71,7 @@ def test_every_chapter_is_there_with_its_exercises_and_all_of_it_is_light(book: 
         "more/tour",
         "more/setup",
         "more/teaching",
+        "more/keyboard",
     ):
         assert (book / f"{name}.html").is_file()
     assert sum(file.stat().st_size for file in book.rglob("*") if file.is_file()) < LIMIT
