@@ -25,8 +25,9 @@ from amp_course.kit.paths import course_root
 TEST = "points-"  # an exercise's cell with the points is called so: "points-add_autocast"
 _HAND_OUT = """\
 Write each answer where it says `# your code here`, and run the cell below it: it checks the answer, tells you what it does, and
-holds the points. Those cells are put back before grading, so changing them changes nothing. Save the notebook with its outputs
-before you hand it in."""
+holds the points. As long as the answer is not correct, that cell ends with a red `AssertionError`, which is normal; and “Run All”
+stops there. These cells are put back before grading, so changing them changes nothing. Save the notebook with its outputs before
+you hand it in."""
 _LINK = re.compile(r"\[([^\]]+)\]\(\.\./(notebooks|exercises)/([\w.]+)(?:#[^)]*)?\)")
 
 

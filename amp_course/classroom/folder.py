@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -97,7 +100,13 @@ class ClassFolder:
 
     def result(self, chapter: Chapter, student: str) -> Path:
         """Return the file with what grading found."""
-        return self.root / "results" / chapter.stem / f"{student}.json"
+        # A name may be longer than a file's may be, or hold bytes that are not text.
+        safe = (
+            student
+            if student.isprintable() and len(student.encode()) < 200
+            else hashlib.sha256(os.fsencode(student)).hexdigest()
+        )
+        return self.root / "results" / chapter.stem / f"{safe}.json"
 
     def handed_in(self, chapter: Chapter) -> list[HandedIn]:
         """Return what lies in `submitted/` for a chapter, by student id.
@@ -110,7 +119,7 @@ class ClassFolder:
         submitted = self.root / "submitted"
         if not submitted.is_dir():
             return
-        for place in sorted(submitted.iterdir()):
+        for place in sorted(submitted.iterdir(), key=os.fsencode):
             folder = place / chapter.stem
             if place.name.startswith(".") or not os.path.lexists(folder):
                 continue
@@ -118,18 +127,28 @@ class ClassFolder:
             others = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
             yield HandedIn(place.name, folder, others[0] if len(others) == 1 and not notebook.exists() else notebook)
 
+    def misplaced(self) -> list[str]:
+        """Return the notebooks in `submitted/` that are not where a student's are looked for."""
+        submitted = self.root / "submitted"
+        found = [*submitted.glob("*.ipynb"), *submitted.glob("*/*.ipynb")]
+        return sorted(str(path.relative_to(submitted)) for path in found)
+
     def names(self) -> dict[str, str]:
         """Return id → name as `students.csv` has them; a student who is not in it is called by the id."""
-        import csv
-
         path = self.root / "students.csv"
-        if not path.is_file():
+        if not path.exists():
             return {}
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            if not {"id", "name"} <= set(rows.fieldnames or ()):
-                raise CourseError(f"{path} needs a first line with the columns id and name.")
-            return {row["id"].strip(): row["name"].strip() for row in rows if row["id"] and row["name"]}
+        if not path.is_file():
+            raise CourseError(f"{path} is a folder: a file of that name, with the columns id and name, belongs there.")
+        content = path.read_bytes()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = content.decode("cp1252", errors="replace")  # as Excel writes it on Windows
+        rows = csv.DictReader(io.StringIO(text.replace("\0", "")))
+        if not {"id", "name"} <= set(rows.fieldnames or ()):
+            raise CourseError(f"{path} needs a first line with the columns id and name, separated by a comma.")
+        return {row["id"].strip(): row["name"].strip() for row in rows if row["id"] and row["name"]}
 
 
 def create(root: Path, names: Sequence[str]) -> Iterator[str]:
@@ -158,7 +177,9 @@ def _refuse(root: Path) -> None:
     course = course_root().resolve()
     real = root.resolve()
     if real.is_relative_to(course) or course.is_relative_to(real):
-        raise CourseError(f"{root} and the course's folder lie in each other: choose a folder outside of {course}.")
+        raise CourseError(
+            f"{root} and the course's folder are one inside the other: choose a folder outside of {course}."
+        )
     if root.exists() and not root.is_dir():
         raise CourseError(f"{root} is a file: choose another name for the class's folder.")
     if root.is_dir() and not (root / _MARK).exists() and any(root.iterdir()):
@@ -169,7 +190,10 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
     source, release = place.source(chapter), place.release(chapter)
     fresh = assignment.source_notebook(chapter)
     if source.is_file():
-        old = nbformat.read(source, as_version=4).metadata.get("amp_course", {})
+        try:
+            old = nbformat.read(source, as_version=4).metadata.get("amp_course", {})
+        except Exception:  # nbformat raises many kinds for a file that was cut off
+            raise CourseError(f"{source} is damaged: delete it, then type the command again.") from None
         if gradebook.has(place.root, chapter.stem) and release.is_file():
             newer = old.get("digest") != fresh.metadata["amp_course"]["digest"]
             more = (
@@ -183,4 +207,9 @@ def _add(place: ClassFolder, chapter: Chapter) -> str:
         write_text(source, nbformat.writes(fresh) + "\n")
     gradebook.generate(place.root, chapter.stem)
     tasks = assignment.tasks_of(chapter)
-    return f"{chapter.stem}: {len(tasks)} exercises, {sum(task.points for task in tasks)} points, in {release}"
+    exercises, points = len(tasks), sum(task.points for task in tasks)
+    return f"{chapter.stem}: {_count(exercises, 'exercise')}, {_count(points, 'point')}, in {release}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

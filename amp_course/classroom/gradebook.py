@@ -18,6 +18,8 @@ COURSE = "amp_course"
 
 def generate(root: Path, name: str) -> None:
     """Let nbgrader make `release/NAME` of `source/NAME`, and note its cells and points. Raises CourseError if it refuses."""
+    with _open(root):
+        pass  # if there is one that is damaged, this says so
     with _quietly():
         from nbgrader.apps import NbGraderAPI
         from traitlets.config import Config
@@ -52,6 +54,7 @@ def record(root: Path, name: str, student: str, scores: Mapping[str, float], rev
     scores: name of the cell → points. What a person has given by hand stays.
     """
     with _open(root) as (book, _):
+        student = "".join(char if char.isprintable() else "�" for char in student)
         book.update_or_create_student(student)
         book.update_or_create_submission(name, student)
         submitted = book.find_submission_notebook(name, name, student)
@@ -76,9 +79,18 @@ def points(root: Path, name: str) -> dict[str, dict[str, float]]:
 def _open(root: Path) -> Iterator[tuple[Any, type[Exception]]]:
     with _quietly():
         from nbgrader.api import Gradebook, MissingEntry
+        from sqlalchemy.exc import DatabaseError
 
-        with Gradebook(f"sqlite:///{root / 'gradebook.db'}", COURSE) as book:
-            yield book, MissingEntry
+        path = root / "gradebook.db"
+        try:
+            with Gradebook(f"sqlite:///{path}", COURSE) as book:
+                yield book, MissingEntry
+        except DatabaseError as error:
+            if "malformed" not in str(error) and "not a database" not in str(error):
+                raise
+            raise CourseError(
+                f"{path} is damaged: move it away, then type `amp-course classroom init {root}` and grade again with --again."
+            ) from None
 
 
 @contextlib.contextmanager

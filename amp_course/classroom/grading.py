@@ -6,6 +6,7 @@ A run that is interrupted goes on where it was: what has not changed is not run 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from amp_course import __version__
 from amp_course.classroom import bubblewrap, gradebook, submission
 from amp_course.classroom.assignment import TEST, Task, tasks_of
 from amp_course.classroom.folder import ClassFolder, HandedIn
-from amp_course.classroom.runner import Job, Limits, Run, run
+from amp_course.classroom.runner import Job, Limits, Run, run, sweep
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import locked, unused_name, write_text
@@ -80,7 +81,8 @@ def grade(
 ) -> list[Result]:
     """Grade what was submitted for some chapters, and return the results, old and new.
 
-    jobs:      how many submissions at a time; by default as many as there are cores
+    jobs:      how many submissions at a time; by default as many as there are cores. Without a sandbox it is one, so that
+               whatever happens to the class's files, it is known in whose run
     again:     grade those too that have not changed
     sandboxed: by default, if bubblewrap runs here
 
@@ -90,13 +92,16 @@ def grade(
     sandboxed = why_not is None if sandboxed is None else sandboxed
     echo(_protection(sandboxed, why_not))
     todo = [(chapter, one) for chapter in chapters for one in place.handed_in(chapter)]
+    for stray in place.misplaced():
+        echo(f"Not graded, for it is not in submitted/STUDENT/CHAPTER/: {printable(stray)}")
     if not todo:
         echo(f"Nothing was submitted: put notebooks into {place.root / 'submitted'}/STUDENT/{chapters[0].stem}/.")
         return []
     try:
         with locked(place.gradebook, 1.0):
+            sweep()
             every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
-            return asyncio.run(every.grade(todo, jobs or os.cpu_count() or 1))
+            return asyncio.run(every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1))
     except TimeoutError:
         raise CourseError(f"another grading run is at work in {place.root}: wait until it has ended.") from None
 
@@ -146,12 +151,31 @@ class _Grader:
 
         async def one(chapter: Chapter, handed_in: HandedIn) -> Result:
             async with places:
-                result = await self._one(chapter, handed_in, *given[chapter])
-            return result
+                try:
+                    return await self._one(chapter, handed_in, *given[chapter])
+                except Exception as error:  # whatever one submission does, the others are graded
+                    return self._failed(chapter, handed_in, given[chapter][1], error)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(*each)) for each in todo]
         return [task.result() for task in tasks]
+
+    def _failed(self, chapter: Chapter, handed_in: HandedIn, tasks: list[Task], error: Exception) -> Result:
+        """Return a result without points, which is not kept: the next run tries again."""
+        told = f"it could not be graded ({type(error).__name__}: {error}); the next run tries again"
+        ran = Run(nbformat.v4.new_notebook())
+        result = Result(
+            key="",
+            student=handed_in.student,
+            assignment=chapter.stem,
+            graded=datetime.now().isoformat(timespec="seconds"),
+            seconds=0.0,
+            sandboxed=self.sandboxed,
+            answers=tuple(_answer(task, ran, False) for task in tasks),
+            findings=(told[:500],),
+        )
+        self._say(result, "failed")
+        return result
 
     async def _one(
         self, chapter: Chapter, handed_in: HandedIn, release: nbformat.NotebookNode, tasks: list[Task]
@@ -254,9 +278,10 @@ def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
     made_of = hashlib.sha256(f"{__version__} {release.metadata.get('amp_course', {}).get('digest')}".encode())
     files = [handed_in.notebook] if not handed_in.folder.is_dir() else sorted(handed_in.folder.rglob("*"))
     for file in files:
-        made_of.update(str(file.relative_to(handed_in.folder) if file != handed_in.folder else file.name).encode())
-        if file.is_file() and not file.is_symlink() and file.stat().st_size <= submission.LIMIT:
-            made_of.update(file.read_bytes())
+        made_of.update(os.fsencode(os.path.relpath(file, handed_in.folder.parent)))
+        with contextlib.suppress(OSError):
+            if file.is_file() and not file.is_symlink() and file.stat().st_size <= submission.LIMIT:
+                made_of.update(file.read_bytes())
     return made_of.hexdigest()
 
 
@@ -265,5 +290,5 @@ def _content(path: Path) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal shows as it is: a student's name may hold anything."""
+    """Return a text that a terminal, a page or a file shows as it is: a student's name may hold anything."""
     return "".join(char if char.isprintable() else "�" for char in text)

@@ -6,45 +6,20 @@ What a submission runs shares a process with the check. It cannot be kept from c
 from __future__ import annotations
 
 import builtins
+import functools
+import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
 _OURS = "amp_course"
-# The modules whose functions and classes a check relies on; what they hold besides changes as they work.
-_RELIED_ON = {
-    *("builtins", "collections", "contextlib", "copy", "ctypes", "dis", "functools", "hashlib", "hmac", "inspect"),
-    *(
-        "itertools",
-        "json",
-        "math",
-        "operator",
-        "random",
-        "re",
-        "secrets",
-        "signal",
-        "statistics",
-        "threading",
-        "time",
-        "types",
-    ),
-    *(
-        "torch",
-        "torch.amp",
-        "torch.amp.autocast_mode",
-        "torch.amp.grad_scaler",
-        "torch.autograd",
-        "torch.nn",
-        "torch.optim",
-    ),
-    *("torch.nn.functional", "torch.testing", "torch.utils._python_dispatch", "torch.overrides"),
-    *("ipykernel.kernelbase", "ipykernel.ipkernel"),
-}
 _NOTEBOOKS_OWN = {
     "print",
     "input",
@@ -58,8 +33,20 @@ _NOTEBOOKS_OWN = {
     "license",
     "_",
 }
-# What the course itself changes while it works.
-_CHANGES = ("._hints_shown", "._shown_in", "progress._waiting", "__warningregistry__", ".__doc__", ".__annotations__")
+# What else decides whether two values are equal. People wrap much else of torch, and mean no harm.
+_COMPARES = (
+    (torch, ("isclose", "equal", "allclose", "isnan")),
+    (
+        Tensor,
+        ("__eq__", "__or__", "__and__", "isnan", "all", "any", "abs", "max", "item", "tolist", "detach", "nan_to_num"),
+    ),
+    (math, ("isclose", "isnan", "copysign")),
+)
+# What the course itself, Python or a notebook changes while it works.
+_CHANGES = (
+    *("._hints_shown", "._shown_in", "progress._waiting", "__warningregistry__", ".__doc__", ".__annotations__"),
+    *("__loader__", "__spec__", "__file__", "__cached__", "__builtins__"),
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +64,13 @@ def fingerprint() -> list[Part]:
     found: list[Part] = []
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
-        if name.split(".")[0] == _OURS and not name.startswith(f"{_OURS}.classroom"):
+        if name.split(".")[0] == _OURS:
             _note(name, module, _shadowed, found)
             _walk(name, vars(module), found, seen)
-        elif name in _RELIED_ON:
-            _note(name, module, _callables, found)
-    _note("torch.Tensor", Tensor, _callables, found)
+    for owner, names in _COMPARES:
+        path = "torch.Tensor" if owner is Tensor else owner.__name__
+        _note(path, owner, functools.partial(_chosen, names), found)
+    _note("builtins", builtins, _callables, found)
     return found
 
 
@@ -99,6 +87,8 @@ _GONE = object()
 
 
 def _same(was: Any, now: Any) -> bool:
+    if isinstance(was, types.FunctionType) and isinstance(now, types.FunctionType):  # a reloaded module has equal ones
+        return was is now or (was.__code__ == now.__code__ and was.__globals__ is now.__globals__)
     return was is now or (type(was) is type(now) and isinstance(was, (*_ATOMS, tuple)) and was == now)
 
 
@@ -121,17 +111,13 @@ def _walk(path: str, value: Any, found: list[Part], seen: set[int]) -> None:
             waiting += [(path + name, inside) for name, inside in _note(path, value, _parts, found).items()]
 
 
-def _callables(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the functions and classes of a module, or the methods of a class, each with its code; classes with their methods."""
-    names = _members(value) if isinstance(value, type) else dict(vars(value))
-    for name, one in names.items():
-        if name in _NOTEBOOKS_OWN or not (callable(one) or isinstance(one, (property, staticmethod, classmethod))):
-            continue
-        yield f".{name}", one
-        if isinstance(one, types.FunctionType):
-            yield f".{name}.__code__", one.__code__
-        elif isinstance(one, type) and isinstance(value, types.ModuleType):
-            yield from ((f".{name}{inner}", inside) for inner, inside in _callables(one))
+def _chosen(names: tuple[str, ...], owner: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((f".{name}", inspect.getattr_static(owner, name)) for name in names)
+
+
+def _callables(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    names = [(name, value) for name, value in vars(module).items() if name not in _NOTEBOOKS_OWN]
+    yield from ((f".{name}", value) for name, value in names if callable(value))
 
 
 def _members(kind: type) -> dict[str, Any]:
@@ -165,7 +151,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".{name}", inside) for name, inside in _members(value).items() if name != "__dict__")
     elif isinstance(value, (staticmethod, classmethod)):
         yield ".__func__", value.__func__
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and not isinstance(value, types.MappingProxyType) and value is not vars(builtins):
         if not isinstance(value, dict) or len(value) < 2000:
             yield from ((f".{name}", inside) for name, inside in list(value.items()) if isinstance(name, str))
     elif isinstance(value, (list, tuple)):

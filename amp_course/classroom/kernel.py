@@ -1,22 +1,24 @@
 """The kernel that a submission runs in: an ordinary one, which also answers one more message, "check this answer".
 
-Started by `runner` as `python -m amp_course.classroom.kernel -f CONNECTION`. All that a check relies on is loaded, and noted by
-`integrity`, before the first cell of the submission runs.
+Started by `runner` as `python -P -m amp_course.classroom.kernel -f CONNECTION`. The answers are judged elsewhere (`judging`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import linecache
 import os
-import resource
 import shutil
+import stat
 import sys
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from amp_course.classroom.verdict import REPLY, REQUEST, Seal, Verdict
+from amp_course.classroom.integrity import Part, fingerprint, replaced
+from amp_course.classroom.judging import Keeper
+from amp_course.classroom.verdict import REPLY, REQUEST
 
 SETTINGS = "AMP_COURSE_GRADING"  # names the file with the settings; it is deleted before the submission runs
 
@@ -27,105 +29,101 @@ def main() -> None:
     settings = json.loads(place.read_text(encoding="utf-8"))
     place.unlink()
     _limit(settings["file_bytes"], settings["memory_bytes"])
+    keeper = Keeper(settings["chapter"], bytes.fromhex(settings.pop("key")))
+
     from ipykernel.kernelapp import IPKernelApp
 
     app = IPKernelApp.instance()
     app.initialize(sys.argv[1:])
-    opened: list[str] = []
-    app.kernel.shell_handlers[REQUEST] = _handler(
-        app.kernel, settings["chapter"], Seal(bytes.fromhex(settings["key"])), opened
-    )
+    app.kernel.shell_handlers[REQUEST] = _handler(app.kernel, keeper, fingerprint())
     # Last: a file called torch.py next to the notebook is the submission's own affair.
-    shutil.copytree(settings["handed_in"], ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.ipynb"))
+    _copy(Path(settings["handed_in"]), Path.cwd())
     sys.path.insert(0, "")
-    _watch_files(tuple(settings["forbidden"]), opened)
-    settings.clear()
+    _watch_files(tuple(settings["forbidden"]), keeper)
     app.start()
 
 
 def _limit(file_bytes: int, memory_bytes: int) -> None:
-    """Hold each file and the memory of this process, and of those that it starts, to a size."""
-    for what, size in (
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_DATA, memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    """Hold each file and the memory of this process, and of those that it starts, to a size, where the system can."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CORE, 0))
+    for what, size in limits:
         hard = resource.getrlimit(what)[1]
         most = size if hard == resource.RLIM_INFINITY else min(size, hard)
         resource.setrlimit(what, (most, most))
 
 
-def _handler(kernel: Any, chapter: str, seal: Seal, opened: list[str]) -> Callable[..., None]:
-    """Load what checks need, and return what answers a request: `{"exercise", "answer", "question"}` → a sealed verdict."""
-    import warnings
+def _copy(source: Path, target: Path) -> None:
+    """Copy what was submitted next to the notebook: folders and ordinary files that can be read, and nothing else."""
+    for place, folders, files in os.walk(source):
+        here = target / Path(place).relative_to(source)
+        folders[:] = [name for name in folders if not (Path(place) / name).is_symlink()]
+        here.mkdir(exist_ok=True)
+        for name in files:
+            file = Path(place) / name
+            try:
+                if stat.S_ISREG(file.lstat().st_mode) and file.suffix != ".ipynb":
+                    shutil.copyfile(file, here / name)
+            except OSError:
+                continue
 
-    import torch
 
-    from amp_course.checking.warmup import load_lazy_modules
-    from amp_course.classroom.integrity import fingerprint, replaced
-    from amp_course.course import find
-
-    exercises = {exercise.id: exercise for exercise in find(chapter).exercises()}
-    load_lazy_modules()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for kind in (
-            torch.optim.SGD,
-            torch.optim.Adam,
-            torch.optim.AdamW,
-        ):  # torch replaces `step` at the first one of a kind
-            kind([torch.zeros(1, requires_grad=True)])
-    before = fingerprint()
+def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., None]:
+    """Return what answers a request: `{"exercise", "answer", "question"}` → a sealed verdict."""
 
     def answer_request(stream: Any, identity: Any, message: Any) -> None:
         content = message["content"]
-        verdict = judge(content["exercise"], content["answer"])
-        kernel.session.send(stream, REPLY, seal.close(verdict, content["question"]), message, ident=identity)
-
-    def judge(name: str, source: str) -> Verdict:
-        exercise, changed = exercises[name], replaced(before)
-        try:
-            answer = eval(source, kernel.shell.user_ns)
-        except Exception as error:
-            missing = type(error) is NameError
-            message = (
-                "Nothing of that name was left to check." if missing else f"{source} raised {type(error).__name__}."
-            )
-            return Verdict(name, "not attempted", message, replaced=tuple(changed), opened=tuple(opened))
-        if isinstance(answer, (types.FunctionType, type)) and answer is getattr(exercise.judge, "right", None):
-            return Verdict(
-                name, "not yet", "The answer is the course's own object, taken from its package.", opened=tuple(opened)
-            )
-        outcome = exercise._judge_safely(answer)
-        changed = changed or replaced(before)
-        return Verdict(
-            name, outcome.state, str(outcome), outcome.mistake, outcome._html(), tuple(changed[:5]), tuple(opened)
-        )
+        reply: dict[str, str] = {}
+        with contextlib.suppress(Exception):  # the submission may have done anything to this process; no verdict, then
+            for path in replaced(before)[:3]:
+                keeper.note("replaced", path)
+            pickled, problem = _pickled(content["answer"], kernel.shell.user_ns)
+            reply = keeper.ask(content["exercise"], pickled, problem, _cells(), content["question"])
+        kernel.session.send(stream, REPLY, reply, message, ident=identity)
 
     return answer_request
 
 
-def _watch_files(forbidden: tuple[str, ...], opened: list[str]) -> None:
-    """Note from now on which files of the class the process tries to open; nothing can switch this off again."""
+def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str]:
+    """Return a copy of an answer that can be sent, and why there is none."""
+    import cloudpickle
+
+    try:
+        answer = eval(source, names)
+    except NameError:
+        return b"", "Nothing of that name was left to check."
+    except Exception as error:
+        return b"", f"{source} raised {type(error).__name__}."
+    try:
+        return cloudpickle.dumps(answer), ""
+    except Exception as error:
+        return (
+            b"",
+            f"The answer could not be copied into the process that checks it ({type(error).__name__}: {error})."[:400],
+        )
+
+
+def _cells() -> dict[str, list[str]]:
+    """Return the cells that ran, by the name that tracebacks give them: messages quote their lines."""
+    found: Iterable[tuple[str, Any]] = list(linecache.cache.items())
+    return {name: list(entry[2]) for name, entry in found if "ipykernel" in name and len(entry) == 4}
+
+
+def _watch_files(forbidden: tuple[str, ...], keeper: Keeper) -> None:
+    """Tell the keeper from now on which files of the class the process tries to open; nothing can switch this off again."""
+    events = {"open", "sqlite3.connect", "os.listdir", "os.scandir", "os.remove", "os.rename", "shutil.copyfile"}
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in (
-            "open",
-            "sqlite3.connect",
-            "os.listdir",
-            "os.scandir",
-            "os.remove",
-            "os.rename",
-            "shutil.copyfile",
-        ):
+        if event not in events:
             return
         for path in arguments[:2]:
             if isinstance(path, (str, bytes, os.PathLike)):
                 name = os.path.abspath(os.fsdecode(path))
-                if (name.startswith(forbidden) or os.path.basename(name).startswith("gradebook.db")) and len(
-                    opened
-                ) < 5:
-                    opened.append(os.path.basename(name) or name)
+                if name.startswith(forbidden) or os.path.basename(name).startswith("gradebook.db"):
+                    keeper.note("opened", os.path.basename(name) or name)
 
     sys.addaudithook(note)
 

@@ -11,29 +11,35 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, cast
 
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+from amp_course.checking import Outcome
+from amp_course.checking.outcome import State
 from amp_course.classroom import bubblewrap
 from amp_course.classroom.assignment import TEST, Task
+from amp_course.classroom.judging import PATIENCE
 from amp_course.classroom.kernel import SETTINGS
 from amp_course.classroom.verdict import REPLY, REQUEST, Seal, Verdict
 from amp_course.kit.paths import course_root
 
 _NO_REPLY = {"ename": "TimeUp", "evalue": "", "traceback": ["this cell did not end in time and was stopped"]}
 _STARTS = 4  # kernels for one submission, at most
+_PREFIX = "amp-grading-"
 _PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
 
 
@@ -103,8 +109,8 @@ async def run(job: Job) -> Run:
 async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
     """Run the notebook in a new kernel. Returns the number of the cell that ended the kernel, or None if none did."""
     by_cell = {TEST + task.exercise.name: task for task in job.tasks}
-    with tempfile.TemporaryDirectory(prefix="amp-", ignore_cleanup_errors=True) as scratch:
-        async with _Kernel(job, Path(scratch)) as kernel:
+    with _scratch() as scratch:
+        async with _Kernel(job, scratch) as kernel:
             for number, cell in enumerate(job.book.cells):
                 if cell.cell_type != "code":
                     continue
@@ -115,10 +121,15 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
                     if task is None:
                         await kernel.run_cell(cell, number)
                     else:
-                        verdict = await kernel.check(task)
+                        verdict = _with_error(await kernel.check(task), task, job.book)
                         done.verdicts[task.exercise.id] = verdict
                         _show(cell, verdict)
                 except DeadKernelError:
+                    current = asyncio.current_task()
+                    if (
+                        current is not None and current.cancelling()
+                    ):  # nbclient takes an interrupted run for a dead kernel
+                        raise asyncio.CancelledError from None
                     _end(done, cell, number, task)
                     if kernel.too_much:
                         done.findings.append(
@@ -130,7 +141,7 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
 
 def _end(done: Run, cell: NotebookNode, number: int, task: Task | None) -> None:
     if task is not None:
-        told = "The process ended while this answer was checked."
+        told = "the process ended while this answer was checked"
         done.verdicts[task.exercise.id] = verdict = Verdict(task.exercise.id, "no verdict", told)
         _show(cell, verdict)
     else:
@@ -143,15 +154,30 @@ def _end(done: Run, cell: NotebookNode, number: int, task: Task | None) -> None:
         )
 
 
+def _with_error(verdict: Verdict, task: Task, book: NotebookNode) -> Verdict:
+    """Say so if an answer is missing because its cell raised: that is no exercise left out."""
+    raised = [
+        output.ename
+        for cell in book.cells
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == task.exercise.name
+        for output in cell.get("outputs", ())
+        if output.output_type == "error"
+    ]
+    if verdict.state != "not attempted" or not raised:
+        return verdict
+    told = f"the answer's cell raised {raised[-1]}, so there was nothing to check"
+    return replace(verdict, state="not yet", message=told)
+
+
 def _show(cell: NotebookNode, verdict: Verdict) -> None:
     """Give a cell with points the outputs that it would have had: the check's box, and an error where there are no points."""
-    data = {"text/plain": verdict.message} | ({"text/html": verdict.page} if verdict.page else {})
-    cell.outputs = [new_output("display_data", data=data)]
+    state = verdict.state if verdict.state in ("correct", "not attempted") else "not yet"
+    outcome = Outcome(cast(State, state), verdict.message, verdict.notes, verdict.mistake)
+    cell.outputs = [new_output("display_data", data={"text/html": outcome._html(), "text/plain": str(outcome)})]
     if verdict.state != "correct" or verdict.replaced:
         told = "no points yet: the message above says why"
-        cell.outputs.append(
-            new_output("error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"])
-        )
+        error = new_output("error", ename="AssertionError", evalue=told, traceback=[f"AssertionError: {told}"])
+        cell.outputs.append(error)
 
 
 class _Kernel(NotebookClient):
@@ -223,7 +249,8 @@ class _Kernel(NotebookClient):
 
     async def _watch_disk(self) -> None:
         """End the kernel once it has written too much where it can; bubblewrap itself limits what only the submission sees."""
-        while _size(self._scratch) <= 2 * self._limits.disk_bytes:  # one file as large as allowed may be there
+        most = 2 * self._limits.disk_bytes  # one file as large as allowed may be there
+        while _size(self._scratch) <= most and _written(self._process) <= most:
             await asyncio.sleep(0.5)
         self.too_much = True
         _kill_children(self._process)
@@ -241,13 +268,13 @@ class _Kernel(NotebookClient):
         """Ask for the verdict on an answer. Raises DeadKernelError as `run_cell` does."""
         question = secrets.token_hex(16)
         content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
-        reply = await self._ask(REQUEST, content, REPLY, 3 * task.exercise.seconds + _PATIENCE)
+        reply = await self._ask(REQUEST, content, REPLY, 2 * task.exercise.seconds + 2 * PATIENCE)
         verdict = self._seal.open(reply, question)
         if verdict is None or verdict.exercise != task.exercise.id:
             return Verdict(
                 task.exercise.id,
                 "no verdict",
-                "The reply was not that of the check.",
+                "the reply was not that of the check",
                 replaced=("the reply to the check",),
             )
         return verdict
@@ -277,7 +304,10 @@ class _Kernel(NotebookClient):
             self._printed += len(json.dumps(msg["content"], default=str))
             if self._printed > self._limits.output_bytes:
                 return None
-        return super().process_message(msg, cell, cell_index)
+        try:
+            return super().process_message(msg, cell, cell_index)
+        except (KeyError, TypeError, ValueError, AttributeError):  # a message of the submission's own making
+            return None
 
 
 def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
@@ -315,6 +345,46 @@ def _size(folder: Path) -> int:
         for name in files:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Give a folder that is deleted afterwards, however deep a submission has dug in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        _delete(folder)
+
+
+def sweep() -> None:
+    """Delete what grading runs have left behind that were killed."""
+    import psutil
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        number = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    if shutil.which("rm"):  # shutil.rmtree calls itself for each level
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(manager: Any) -> int:
+    """Return the bytes that a submission's processes have sent to a disk, deleted files too."""
+    import psutil
+
+    total = 0
+    process = getattr(getattr(manager, "provisioner", None), "process", None)
+    with contextlib.suppress(psutil.Error, AttributeError):
+        for one in psutil.Process(process.pid).children(recursive=True) if process else ():
+            with contextlib.suppress(psutil.Error, AttributeError, OSError):
+                total += one.io_counters().write_bytes
     return total
 
 

@@ -17,6 +17,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from amp_course.classroom.assignment import TEST
+from amp_course.kit.errors import cause_and_cure
 
 LIMIT = 20 * 2**20  # bytes of a notebook, and of all that comes with it
 _HELP = re.compile(r"^\s*exercises\.(\w+)\.(hint|solution)\(\)", re.MULTILINE)
@@ -53,50 +54,54 @@ def read(path: Path) -> NotebookNode:
         there = sorted(one.name for one in path.parent.iterdir())[:5] if path.parent.is_dir() else [path.parent.name]
         raise Unreadable(f"there is no {path.name}" + (f", but {', '.join(there)}" if there else ", and nothing else"))
     if not path.is_file():
-        raise Unreadable(f"{path.name} is no file")
+        raise Unreadable(f"{path.name} is not a file")
     size = sum(one.lstat().st_size for one in path.parent.rglob("*") if not one.is_dir())
     if size > LIMIT:
-        raise Unreadable(
-            f"it is {size / 2**20:.0f} MB large, with the files next to it; {LIMIT / 2**20:.0f} MB is the limit"
-        )
+        raise Unreadable(f"it is {size / 2**20:.0f} MB, with the files next to it; {LIMIT / 2**20:.0f} MB is the limit")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        found = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))  # in UTF-8, 16 or 32
     except UnicodeDecodeError:
-        raise Unreadable(f"{path.name} is no text file") from None
-    try:
-        found = json.loads(text)
+        raise Unreadable(f"{path.name} is not a text file") from None
     except (ValueError, RecursionError):
-        what = "is empty" if not text.strip() else "does not hold JSON, as a notebook does"
+        what = "is empty" if not path.stat().st_size else "does not hold JSON, as a notebook does"
         raise Unreadable(f"{path.name} {what}") from None
+    except OSError as error:
+        raise Unreadable(f"{path.name} cannot be read: {cause_and_cure(error)[0]}") from None
     try:
         if found.get("nbformat", 0) < 4:
-            book = nbformat.convert(nbformat.reads(text, as_version=nbformat.NO_CONVERT), 4)
-        else:
-            book = nbformat.from_dict(found)
-        cells = [_clean(cell) for cell in book.cells]
+            found = nbformat.convert(nbformat.reads(json.dumps(found), as_version=nbformat.NO_CONVERT), 4)
+        cells = [_clean(cell) for cell in found["cells"]]
     except Exception:  # nbformat raises many kinds for what is JSON, but no notebook
-        raise Unreadable(f"{path.name} holds JSON, but no notebook") from None
-    return nbformat.v4.new_notebook(cells=cells, metadata=dict(_mapping(book.get("metadata"))))
+        raise Unreadable(f"{path.name} holds JSON, but not a notebook") from None
+    kept = _mapping(_mapping(found.get("metadata")).get("amp_course"))
+    return nbformat.from_dict({"cells": cells, "metadata": {"amp_course": kept}, "nbformat": 4, "nbformat_minor": 5})
 
 
 def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
     """Put the assignment's own cells back, keep the student's, and place each check where its answer is known."""
     findings = list(_versions(submitted, release))
-    own = {_name(cell) for cell in release.cells if cell.cell_type == "code"}
-    names = [_name(cell) for cell in submitted.cells]
-    for name in sorted({name for name in names if name in own and names.count(name) > 1}):
-        findings.append(f"the cell {name} is there {names.count(name)} times; the last one counts")
-    changed = {_name(cell): cell.source.strip() for cell in release.cells if _is_points(cell)}
-    for cell in submitted.cells:
-        if _name(cell) in changed and cell.source.strip() != changed[_name(cell)]:
+    cells = _recognised(submitted.cells, release)
+    names = [_name(cell) for cell in cells]
+    code = {_name(cell): cell for cell in release.cells if cell.cell_type == "code"}
+    answers = [name for name, cell in code.items() if cell.metadata.get("nbgrader", {}).get("solution")]
+    for cell in cells:
+        if _name(cell) in code and cell.cell_type != "code":
+            findings.append(f"the cell {_name(cell)} was a text cell; it was run as code")
+            cell.update(nbformat.v4.new_code_cell(cell.source, metadata=cell.metadata))
+    for name in code:
+        if names.count(name) > 1 and name in answers:
+            findings.append(f"the cell {name} appears {names.count(name)} times; the last one above its check counts")
+    for cell in cells:
+        if _is_points(cell) and _lines(cell) != _lines(code[_name(cell)]):
             findings.append(f"the cell {_name(cell)} was changed; the assignment's was used")
-    cells = list(submitted.cells)
-    missing = [cell for cell in release.cells if cell.cell_type == "code" and _name(cell) not in names]
-    if missing:
-        which = ", ".join(_name(cell) for cell in missing)
-        findings.append(f"cells of the assignment were missing and were put back: {which}")
-        _put_back(cells, missing, [_name(cell) for cell in release.cells])
-    points = [cell for cell in release.cells if _is_points(cell)]
+    missing = [cell for name, cell in code.items() if name not in names and name not in answers]
+    lost = [*(_name(cell) for cell in missing), *(name for name in answers if name not in names)]
+    if lost and not set(names) & set(code):
+        findings.append("none of its cells is from this assignment: is it another notebook?")
+    elif lost:
+        findings.append(f"cells of the assignment were missing: {', '.join(lost)}")
+    _put_back(cells, missing, [_name(cell) for cell in release.cells])
+    points = [cell for cell in code.values() if _is_points(cell)]
     places = {_name(cell): _place(cells, cell) for cell in points}
     order: list[NotebookNode] = []
     for number, cell in enumerate(cells):
@@ -105,8 +110,31 @@ def prepare(submitted: NotebookNode, release: NotebookNode) -> Submission:
         order += [_copy(one) for one in points if places[_name(one)] == number]
     marks = {_name(cell): cell.metadata for cell in release.cells if "nbgrader" in cell.metadata}
     book = nbformat.v4.new_notebook(cells=_marked(order, marks), metadata=dict(release.metadata))
-    suspect = any("gradebook.db" in cell.source for cell in order)
+    suspect = any("gradebook.db" in cell.source for cell in order if cell.cell_type == "code")
     return Submission(book, tuple(findings), suspect, _history(submitted))
+
+
+def _recognised(cells: list[NotebookNode], release: NotebookNode) -> list[NotebookNode]:
+    """Return copies of cells, those of the assignment under its names: by nbgrader's mark, by id, or by their text.
+
+    Editors keep some of these and drop others.
+    """
+    names = {_name(cell) for cell in release.cells if cell.cell_type == "code"}
+    by_id = {name.replace("_", "-"): name for name in names} | {name: name for name in names}
+    by_text = {_lines(cell): _name(cell) for cell in release.cells if cell.cell_type == "code"}
+    marked = {_name(cell) for cell in cells}
+    found = []
+    for cell in map(_copy, cells):
+        if _name(cell) not in names:
+            name = by_id.get(cell.get("id", "")) or (by_text.get(_lines(cell)) if cell.cell_type == "code" else None)
+            if name is not None and name not in marked:
+                cell.metadata["nbgrader"] = {"grade_id": name}
+        found.append(cell)
+    return found
+
+
+def _lines(cell: NotebookNode) -> tuple[str, ...]:
+    return tuple(line.rstrip() for line in cell.source.strip().splitlines())
 
 
 def _clean(cell: Any) -> NotebookNode:
@@ -118,6 +146,7 @@ def _clean(cell: Any) -> NotebookNode:
     grade_id = mark.get("grade_id")
     metadata = {"nbgrader": {"grade_id": grade_id}} if isinstance(grade_id, str) else {}
     name = cell.get("id") if isinstance(cell.get("id"), str) else ""
+    source = source.replace("\r\n", "\n")
     if kind != "code":
         made = nbformat.v4.new_markdown_cell(source, metadata=metadata)
     else:
@@ -138,15 +167,12 @@ def _name(cell: NotebookNode) -> str:
 
 
 def _is_points(cell: NotebookNode) -> bool:
-    return cell.cell_type == "code" and _name(cell).startswith(TEST) and _name(cell) != cell.get("id")
+    return cell.cell_type == "code" and _name(cell).startswith(TEST)
 
 
 def _versions(submitted: NotebookNode, release: NotebookNode) -> Iterator[str]:
     mine, theirs = (_mapping(book.metadata.get("amp_course")) for book in (release, submitted))
-    given = {_name(cell) for cell in release.cells if cell.cell_type == "code"}
-    if not given & {_name(cell) for cell in submitted.cells}:
-        yield "none of its cells is from this assignment: is it another notebook?"
-    elif theirs.get("digest") not in (None, mine.get("digest")):
+    if theirs.get("digest") not in (None, mine.get("digest")):
         version = str(theirs.get("version", "unknown"))[:20]
         yield (
             f"it was made from another version of the assignment (version {version} of the course); it is graded by the one in "
@@ -163,9 +189,12 @@ def _put_back(cells: list[NotebookNode], missing: list[NotebookNode], order: lis
 
 
 def _place(cells: list[NotebookNode], points: NotebookNode) -> int:
-    """Return the number of the cell after which a check belongs: its own last copy, or the answer's if that comes later."""
-    answer = _name(points).removeprefix(TEST)
-    return max(number for number, cell in enumerate(cells) if _name(cell) in (_name(points), answer))
+    """Return the number of the cell after which a check belongs: where the student had it, unless no answer is above."""
+    places = [number for number, cell in enumerate(cells) if _name(cell) == _name(points)]
+    answers = [number for number, cell in enumerate(cells) if _name(cell) == _name(points).removeprefix(TEST)]
+    if answers and places[-1] < answers[0]:
+        return answers[-1]
+    return places[-1] if answers else len(cells) - 1  # the name may have been defined in any cell
 
 
 def _copy(cell: NotebookNode) -> NotebookNode:
@@ -173,12 +202,19 @@ def _copy(cell: NotebookNode) -> NotebookNode:
 
 
 def _marked(cells: list[NotebookNode], marks: dict[str, Any]) -> list[NotebookNode]:
-    """Give every cell an id of its own, and the assignment's marks for nbgrader to the last cell that bears their name."""
-    given: set[str] = set()
-    for number, cell in reversed(list(enumerate(cells))):
+    """Give every cell an id of its own, and each of the assignment's marks for nbgrader to one cell.
+
+    Of the copies of an answer it is the last one above its check, or the last one.
+    """
+    bearers: dict[str, int] = {}
+    checked = {_name(cell).removeprefix(TEST): number for number, cell in enumerate(cells) if _is_points(cell)}
+    for number, cell in enumerate(cells):
         name = _name(cell)
-        cell.metadata = nbformat.from_dict(dict(marks[name]) if name in marks and name not in given else {})
-        given.add(name)
+        if name not in bearers or number < checked.get(name, len(cells)):
+            bearers[name] = number
+    for number, cell in enumerate(cells):
+        name = _name(cell)
+        cell.metadata = nbformat.from_dict(dict(marks[name]) if name in marks and bearers[name] == number else {})
         cell.id = f"cell-{number}"
     return cells
 

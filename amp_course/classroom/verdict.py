@@ -21,16 +21,16 @@ class Verdict:
 
     state:    "correct", "not yet" or "not attempted", as of an `Outcome`; "no verdict" if there was none
     mistake:  the name of the known mistake in the answer, if there is one
-    page:     the outcome as HTML
-    replaced: parts of the check that were replaced by then: points from then on prove nothing
-    opened:   files of the class that the submission tried to open
+    notes:    what else the check told
+    replaced: parts of the course that the submission replaced
+    opened:   files of the class that it tried to open
     """
 
     exercise: str
     state: str
     message: str
     mistake: str | None = None
-    page: str = ""
+    notes: tuple[str, ...] = field(default=())
     replaced: tuple[str, ...] = field(default=())
     opened: tuple[str, ...] = field(default=())
 
@@ -56,7 +56,7 @@ class Seal:
         if not hmac.compare_digest(seal.encode(), self._digest(text, question).encode()):
             return None
         found = json.loads(text)
-        return Verdict(**found | {name: tuple(found[name]) for name in ("replaced", "opened")})
+        return Verdict(**found | {name: tuple(found[name]) for name in ("notes", "replaced", "opened")})
 
     def _digest(self, text: str, question: str) -> str:
         keyed = self._keyed.copy()

@@ -65,7 +65,6 @@ WAYS: dict[str, contextlib.AbstractContextManager[Any]] = {
     "Outcome.__bool__": patch.object(Outcome, "__bool__", always),
     "torch.isclose": patch.object(torch, "isclose", lambda *a, **k: torch.tensor(True)),
     "torch.Tensor.isnan": patch.object(torch.Tensor, "isnan", lambda *a: torch.tensor(True)),
-    "torch.nn.Linear.forward": patch.object(torch.nn.Linear, "forward", lambda self, x: x),
     "math.isclose": patch.object(math, "isclose", always),
     "Exercise.__getattribute__": patch.object(
         Exercise, "__getattribute__", lambda self, name: object.__getattribute__(self, name)
@@ -83,6 +82,19 @@ def test_a_replaced_part_shows(way: str) -> None:
         found = replaced(before)
     assert any(path.endswith(way) for path in found), found
     assert replaced(before) == []
+
+
+def test_what_people_wrap_or_change_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint()
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: "short")
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
+    monkeypatch.setattr("builtins.print", lambda *a, **k: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert replaced(before) == []
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_what_is_new_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from amp_course.classroom.verdict import Seal, Verdict
 
-VERDICT = Verdict("loop.add_autocast", "not yet", "why", "bf16", "<b>", ("Exercise.check",), ("gradebook.db",))
+VERDICT = Verdict("loop.add_autocast", "not yet", "why", "bf16", ("a note",), ("Exercise.check",), ("gradebook.db",))
 
 
 def test_there_and_back() -> None:
