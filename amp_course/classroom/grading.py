@@ -245,7 +245,7 @@ class _Grader:
         self._gradebook = _content(self.place.gradebook)
         file = self.place.result(chapter, result.student)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format": _FORMAT, **asdict(result)}, indent=1, ensure_ascii=False) + "\n")
+        write_text(file, json.dumps({"format": _FORMAT, **asdict(result)}, indent=1) + "\n")
 
     def _say(self, result: Result, how: str) -> None:
         self.done += 1

@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,8 +151,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".{name}", inside) for name, inside in _members(value).items() if name != "__dict__")
     elif isinstance(value, (staticmethod, classmethod)):
         yield ".__func__", value.__func__
-    elif isinstance(value, Mapping) and not isinstance(value, types.MappingProxyType) and value is not vars(builtins):
-        if not isinstance(value, dict) or len(value) < 2000:
+    elif isinstance(value, dict) and value is not vars(builtins):
+        if len(value) < 2000:
             yield from ((f".{name}", inside) for name, inside in list(value.items()) if isinstance(name, str))
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{number}]", inside) for number, inside in enumerate(list(value)[:200]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -66,12 +67,121 @@ REPLACES = {
 }
 
 
+REPLACES |= {
+    "the seal": (
+        "import dataclasses\nfrom amp_course.classroom.verdict import Seal\nold = Seal.close\n"
+        "Seal.close = lambda s, v, q: old(s, dataclasses.replace(v, state='correct', replaced=(), opened=()), q)"
+    ),
+    "the handler and what it holds": (
+        "kernel = get_ipython().kernel\n"
+        "handler = kernel.shell_handlers['amp_course_check_request']\n"
+        "held = dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in handler.__closure__]))\n"
+        "assert not any(type(one).__name__ == 'Seal' for one in held.values())\n"
+        "held['before'].clear()\n"
+        "from amp_course.checking import Exercise, Outcome\n"
+        "Exercise._judge_safely = lambda *a: Outcome('correct', '')\n"
+        "def forged(stream, identity, message):\n"
+        "    content = message['content']\n"
+        "    reply = held['keeper'].ask(content['exercise'], b'', 'forged', {}, content['question'])\n"
+        "    reply['verdict'] = reply['verdict'].replace('not attempted', 'correct')\n"
+        "    kernel.session.send(stream, 'amp_course_check_reply', reply, message, ident=identity)\n"
+        "kernel.shell_handlers['amp_course_check_request'] = forged"
+    ),
+}
+
+
 @pytest.mark.parametrize("what", REPLACES)
 def test_what_replaces_its_judge_earns_nothing(place: ClassFolder, loop: Chapter, what: str) -> None:
     result = graded(place, loop, answer="add_autocast = 3", first=REPLACES[what])
     assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
     with gradebook._open(place.root) as (book, _):
         assert book.find_submission("06_loop", "mallory").needs_manual_grade
+
+
+def test_emptied_notes_do_not_change_a_verdict(place: ClassFolder, loop: Chapter) -> None:
+    first = (
+        "handler = get_ipython().kernel.shell_handlers['amp_course_check_request']\n"
+        "for cell in handler.__closure__:\n"
+        "    if isinstance(cell.cell_contents, list):\n"
+        "        cell.cell_contents.clear()\n" + REPLACES["the check"]
+    )
+    result = graded(place, loop, answer="add_autocast = 3", first=first)
+    assert result.points == ALL - 1 and result.withheld == ()  # unseen, and of no use
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "def add_autocast(*a):\n    import amp_course.checking.judging as judging\n    judging.alike = lambda *a, **k: True",
+        "def add_autocast(*a):\n    import amp_course.checking.exercise as e\n    e.Exercise._problem = lambda *a: None",
+    ],
+)
+def test_an_answer_that_replaces_its_judge_while_it_is_judged(place: ClassFolder, loop: Chapter, answer: str) -> None:
+    """The check puts back what an answer replaces before it looks at what the answer did."""
+    result = graded(place, loop, answer=answer)
+    assert result.points == ALL - 1 and result.withheld == ()
+
+
+HONEST = {
+    "a short repr": "_old = torch.Tensor.__repr__\ntorch.Tensor.__repr__ = lambda self: f'{tuple(self.shape)} {_old(self)}'",
+    "another default": "torch.set_default_dtype(torch.float64)",
+    "torch.compile": "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)))",
+    "print": "import builtins, functools\nbuiltins.print = functools.partial(print, flush=True)",
+    "sleep": "import time\ntime.sleep = lambda seconds: None",
+    "reload": "import importlib, amp_course.bits\nimportlib.reload(amp_course.bits)",
+    "warnings and prints": "import sys, warnings\nwarnings.warn('careful')\nprint('to stderr', file=sys.stderr)",
+    "a malformed message": (
+        "k = get_ipython().kernel\nk.session.send(k.iopub_socket, 'stream', {'x': 1}, parent=k.get_parent('shell'))"
+    ),
+    "folders in folders": "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
+}
+
+
+@pytest.mark.parametrize("what", HONEST)
+def test_what_people_do_costs_nothing(place: ClassFolder, loop: Chapter, what: str) -> None:
+    result = graded(place, loop, first=HONEST[what])
+    assert result.points == ALL and result.withheld == ()
+
+
+def test_an_answer_of_many_cells_and_kinds(place: ClassFolder, loop: Chapter) -> None:
+    """Helpers, constants, other modules and closures come along when an answer is copied to its judge."""
+    first = (
+        "import functools\nDTYPE = torch.bfloat16\n\ndef region(kind):\n    return torch.autocast(kind, dtype=DTYPE)"
+    )
+    answer = (
+        "def make(step):\n"
+        "    @functools.wraps(step)\n"
+        "    def wrapped(model, inputs, targets, loss_fn, optimizer):\n"
+        "        with region(inputs.device.type):\n"
+        "            loss = loss_fn(model(inputs), targets)\n"
+        "        return step(loss, optimizer)\n"
+        "    return wrapped\n\n"
+        "@make\n"
+        "def add_autocast(loss, optimizer):\n"
+        "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n    return loss.detach()"
+    )
+    assert graded(place, loop, first=first, answer=answer).points == ALL
+
+
+def test_odd_files_next_to_a_notebook(place: ClassFolder, loop: Chapter) -> None:
+    folder = place.root / "submitted" / "mallory" / "06_loop"
+    folder.mkdir(parents=True)
+    (folder / "gone.csv").symlink_to("/nowhere/data.csv")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    (folder / os.fsdecode(b"L\xf6sung.txt")).write_text("x")
+    (folder / "random.py").write_text("x = 1")
+    assert graded(place, loop).points == ALL
+
+
+def test_odd_names_of_students(place: ClassFolder, loop: Chapter) -> None:
+    names = ["x" * 252, os.fsdecode(b"M\xfcller"), "=1+1", "-rf", "a\nb"]
+    for name in names:
+        hand_in(place, loop, name, notebook(place, loop, right_answers(place, loop)))
+    results = grade(place, [loop], echo=lambda line: None)
+    assert [result.points for result in results] == [ALL] * 5
+    lines: list[str] = []
+    assert len(grade(place, [loop], echo=lines.append)) == 5 and sum("(unchanged)" in line for line in lines) == 5
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CourseError, match="holds other things and no class"):
         made(tmp_path / "thesis", "loop")
     assert os.listdir(tmp_path / "thesis") == ["chapter1.tex"]
-    with pytest.raises(CourseError, match="lie in each other"):
+    with pytest.raises(CourseError, match="one inside the other"):
         made(course_root() / "my_class", "loop")
     assert not (course_root() / "my_class").exists()
-    with pytest.raises(CourseError, match="lie in each other"):
+    with pytest.raises(CourseError, match="one inside the other"):
         made(course_root().parent, "loop")
     with pytest.raises(CourseError, match="there is no chapter 'lop'"):
         made(tmp_path / "new", "lop")

@@ -53,8 +53,10 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     assert sum(POINTS.values()) == 13 == sum(answer.of for answer in results["ada"].answers)
     assert states(results["<script>alert(1)"]) == {
         "honest_timing": "correct", "add_autocast": "correct", "add_scaler": "not yet", "log_scale": "not yet",
-        "count_bytes": "not attempted", "evaluate_right": "not attempted",
+        "count_bytes": "not attempted", "evaluate_right": "not yet",
     }  # fmt: skip
+    told = {answer.exercise: answer.message for answer in results["<script>alert(1)"].answers}
+    assert told["loop.evaluate_right"] == "the answer's cell raised SyntaxError, so there was nothing to check"
     known = {answer.exercise: answer.mistake for answer in results["<script>alert(1)"].answers}
     assert known["loop.log_scale"] == loop.exercises()[3].mistakes[0].name
     assert (
