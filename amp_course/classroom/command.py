@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from amp_course.classroom import grading
+from amp_course.classroom import gradebook, grading
 from amp_course.classroom.folder import ClassFolder, create
 from amp_course.classroom.report import report
 from amp_course.classroom.report_page import index, page, table
@@ -35,20 +35,22 @@ def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -
 def make_report(folder: str, chapters: Sequence[str]) -> None:
     """Write the class's pages."""
     place = ClassFolder(Path(folder))
-    names, target = place.names(), place.root / "report"
-    graded = [(chapter, results) for chapter in place.chapters(chapters) if (results := grading.load(place, chapter))]
-    if not graded:
+    names, target, reports = place.names(), place.root / "report", []
+    wanted = place.chapters(chapters)
+    graded = [(chapter, results) for chapter in place.chapters() if (results := grading.load(place, chapter))]
+    if not any(chapter in wanted for chapter, _ in graded):
         raise CourseError(
             f"nothing has been graded in {folder} yet: `amp-course classroom grade {folder}` comes first."
         )
     target.mkdir(exist_ok=True)
     for chapter, results in graded:
-        found = report(chapter, results, names)
-        write_text(target / f"{chapter.stem}.html", page(found, projected=False))
-        write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
-        write_text(target / f"{chapter.stem}.csv", table(found))
-    every = [chapter for chapter in place.chapters() if (target / f"{chapter.stem}.html").is_file()]
-    write_text(target / "index.html", index(every))
+        found = report(chapter, results, names, gradebook.given_by_hand(place.root, chapter.stem))
+        reports.append(found)
+        if chapter in wanted:
+            write_text(target / f"{chapter.stem}.html", page(found, projected=False))
+            write_text(target / f"{chapter.stem}-projected.html", page(found, projected=True))
+            write_text(target / f"{chapter.stem}.csv", f"\ufeff{table(found)}")  # the mark tells Excel that it is UTF-8
+    write_text(target / "index.html", index(reports))
     print(f"Open {target / 'index.html'}. The pages called …-projected.html name no student.")
 
 

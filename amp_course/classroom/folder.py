@@ -43,8 +43,8 @@ README = """\
 | feedback for the students | `nbgrader generate_feedback 06_loop`, then `feedback/STUDENT/06_loop/06_loop.html` |
 
 Grade with `amp-course classroom grade`, not with `nbgrader autograde`. It repairs submissions that would stop nbgrader, and runs
-each in a fresh kernel, which (where bubblewrap is installed) sees neither this folder nor the network. It gives points only for a
-verdict of the course's own check. `source/` holds the answers: do not hand it out.
+each in a fresh kernel, which (where bubblewrap is installed) sees neither this folder nor the network. Answers are judged in a
+process that no cell of the submission has touched. `source/` holds the answers: do not hand it out.
 
 The solutions of the exercises are part of the course, and your students can read them. The points say who has worked through a
 chapter; they are no examination.

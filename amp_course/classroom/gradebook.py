@@ -75,6 +75,16 @@ def points(root: Path, name: str) -> dict[str, dict[str, float]]:
         }
 
 
+def given_by_hand(root: Path, name: str) -> dict[str, float]:
+    """Return student → points of those with at least one mark that a person has given in nbgrader."""
+    with _open(root) as (book, _):
+        return {
+            submission.student.id: float(submission.score)
+            for submission in book.find_assignment(name).submissions
+            if any(grade.manual_score is not None for notebook in submission.notebooks for grade in notebook.grades)
+        }
+
+
 @contextlib.contextmanager
 def _open(root: Path) -> Iterator[tuple[Any, type[Exception]]]:
     with _quietly():

@@ -57,12 +57,32 @@ class ExerciseReport:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """A class's work on one chapter. `names` gives the students' names by id; an id without one stands for itself."""
+    """A class's work on one chapter.
+
+    names:  id → a student's name; an id without one stands for itself
+    points: id → points of those to whom a person gave other points than the check, in nbgrader
+    """
 
     chapter: Chapter
     results: tuple[Result, ...]
     names: Mapping[str, str]
+    points: Mapping[str, float]
     exercises: tuple[ExerciseReport, ...]
+
+    @property
+    def graded(self) -> int:
+        """Return how many submissions could be graded; the others are in no count."""
+        return sum(was_graded(result) for result in self.results)
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the names of those who submitted nothing, as far as names are known."""
+        there = {result.student for result in self.results}
+        return sorted(name for student, name in self.names.items() if student not in there)
+
+    def points_of(self, result: Result) -> float:
+        """Return a submission's points, those given by hand if there are any."""
+        return self.points.get(result.student, result.points)
 
     @property
     def teach_next(self) -> tuple[ExerciseReport, ...]:
@@ -76,10 +96,18 @@ class ClassReport:
         return tuple(sorted(wanting, key=lambda one: -one.urgency)[:3])
 
 
-def report(chapter: Chapter, results: Sequence[Result], names: Mapping[str, str]) -> ClassReport:
+def was_graded(result: Result) -> bool:
+    """Tell whether a submission could be graded at all."""
+    return any(answer.state != "no verdict" for answer in result.answers)
+
+
+def report(
+    chapter: Chapter, results: Sequence[Result], names: Mapping[str, str], points: Mapping[str, float] | None = None
+) -> ClassReport:
     """Count what a class's results on one chapter say; there must be at least one."""
-    exercises = tuple(_count(exercise, results) for exercise in chapter.exercises())
-    return ClassReport(chapter, tuple(sorted(results, key=lambda one: one.student)), names, exercises)
+    graded = [result for result in results if was_graded(result)]
+    exercises = tuple(_count(exercise, graded) for exercise in chapter.exercises()) if graded else ()
+    return ClassReport(chapter, tuple(sorted(results, key=lambda one: one.student)), names, points or {}, exercises)
 
 
 def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:

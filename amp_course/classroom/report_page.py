@@ -10,8 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from amp_course.classroom.grading import Answer, Result, printable
-from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet
-from amp_course.course import Chapter
+from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet, was_graded
 from amp_course.kit.markup import inline_html
 
 _FEW = 3  # fewer than these are known by their numbers
@@ -20,38 +19,57 @@ _SIGNS = {
     "not yet": ("✗", "not yet"),
     "not attempted": ("○", "not attempted"),
     "no verdict": ("–", "no verdict"),
+    "withheld": ("!", "points withheld"),
 }
 
 
 def page(found: ClassReport, projected: bool) -> str:
     """Return the whole page; on the projected one there is no student, only the class."""
     title = f"{found.chapter.stem}: {found.chapter.question}"
-    count = len(found.results)
-    students = f"{count} submission" + ("s" if count > 1 else "")
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    if projected and count < _FEW:
-        parts.append(f"<p>{students}: too few to show what the class did without showing what one person did.</p>")
+    if projected and found.graded < _FEW:
+        few = _submissions(found.graded)
+        parts.append(f"<p>{few}: too few to show what the class did without showing what one person did.</p>")
         return _document(title, "".join(parts), projected)
-    mean = sum(result.points for result in found.results) / count
-    of = sum(answer.of for answer in found.results[0].answers)
-    parts.append(
-        f'<p class="soft">{students} · {mean:.1f} of {of} points on average · {date.today().day} {date.today():%B %Y}</p>'
-    )
-    parts += [*_teach_next(found), *_exercises(found), *_mistakes(found, 2 if projected else 1)]
+    today = f"{date.today().day} {date.today():%B %Y}"
+    parts.append(f'<p class="soft">{_submissions(len(found.results))} · {average(found)} · {today}</p>')
+    if found.graded < len(found.results):
+        rest = len(found.results) - found.graded
+        parts.append(
+            f"<p>{_submissions(rest)} could not be graded and {'is' if rest == 1 else 'are'} in no count below.</p>"
+        )
+    if found.exercises:
+        parts += [*_teach_next(found), *_exercises(found), *_mistakes(found, 2 if projected else 1)]
     if not projected:
         parts += _students(found)
     return _document(title, "".join(parts), projected)
 
 
-def index(chapters: Sequence[Chapter]) -> str:
-    """Return the page that leads to those of the chapters."""
+def average(found: ClassReport) -> str:
+    """Return the average of those that could be graded: "9.9 of 13 points on average"."""
+    graded = [found.points_of(result) for result in found.results if was_graded(result)]
+    of = sum(answer.of for answer in found.results[0].answers)
+    return f"{sum(graded) / len(graded):.1f} of {of} points on average" if graded else "none could be graded"
+
+
+def index(reports: Sequence[ClassReport]) -> str:
+    """Return the page that leads to those of the chapters, with a line on each."""
     rows = "".join(
-        f'<li><a href="{one.stem}.html">{one.stem}: {html.escape(one.question)}</a> · '
-        f'<a href="{one.stem}-projected.html">{one.stem} for the projector, without names</a> · '
-        f'<a href="{one.stem}.csv">{one.stem} as CSV</a></li>'
-        for one in chapters
+        f'<tr><th scope="row"><a href="{stem}.html">{stem}: {html.escape(found.chapter.question)}</a></th>'
+        f'<td class="number">{len(found.results)}</td><td>{average(found)}</td><td>{_next_in_words(found)}</td>'
+        f'<td><a href="{stem}-projected.html">{stem} for the projector</a>, <a href="{stem}.csv">{stem} as CSV</a></td></tr>'
+        for found in reports
+        for stem in [found.chapter.stem]
     )
-    return _document("Your class", f"<h1>Your class</h1><ul>{rows}</ul>", False)
+    heads = "".join(
+        f'<th scope="col">{head}</th>' for head in ("chapter", "submissions", "points", "teach next", "more")
+    )
+    body = f"<h1>Your class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return _document("Your class", body, False)
+
+
+def _next_in_words(found: ClassReport) -> str:
+    return ", ".join(_title(one) for one in found.teach_next) or "nothing again"
 
 
 def table(found: ClassReport) -> str:
@@ -66,7 +84,7 @@ def table(found: ClassReport) -> str:
         row = [
             result.student,
             found.names.get(result.student, ""),
-            f"{result.points:g}",
+            f"{found.points_of(result):g}",
             sum(one.of for one in result.answers),
         ]
         row += [one.state if one else "" for one in answers] + [(one.mistake or "") if one else "" for one in answers]
@@ -130,7 +148,7 @@ def _mistakes(found: ClassReport, at_least: int) -> Iterator[str]:
     met = [(mistake, one) for one in found.exercises for mistake in one.mistakes if mistake.students >= at_least]
     yield f"<h2>Mistakes that {'were met' if at_least == 1 else 'more than one of you met'}</h2>"
     if not met:
-        yield "<p>None that the checks know by name.</p>"
+        yield "<p>None of those that the checks can name.</p>"
         return
     yield f"{_wide('mistakes that were met')}<table><thead><tr>"
     yield '<th scope="col">mistake</th><th scope="col" class="number">students</th><th scope="col">exercise</th>'
@@ -151,9 +169,12 @@ def _students(found: ClassReport) -> Iterator[str]:
     for result in found.results:
         by_id = {answer.exercise: answer for answer in result.answers}
         of = sum(answer.of for answer in result.answers)
-        yield f'<tr><th scope="row">{_who(found, result)}</th><td class="number">{result.points:g} of {of}</td>'
+        yield f'<tr><th scope="row">{_who(found, result)}</th><td class="number">{found.points_of(result):g} of {of}</td>'
         yield "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises) + "</tr>"
     yield "</tbody></table></div>"
+    if found.missing:
+        names = ", ".join(html.escape(printable(name)) for name in found.missing)
+        yield f"<p>Not submitted, of those in students.csv: {names}.</p>"
     told = [(result, line) for result in found.results for line in _remarks(result)]
     if told:
         yield "<h2>For you to look at</h2>"
@@ -171,7 +192,7 @@ def _remarks(result: Result) -> list[str]:
 def _state(answer: Answer | None) -> str:
     if answer is None:
         return "–"
-    shown = "not yet" if answer.state == "correct" and not answer.points else answer.state
+    shown = "withheld" if answer.state == "correct" and not answer.points else answer.state
     sign, word = _SIGNS.get(shown, ("–", shown))
     why = f'<br><span class="soft">{inline_html(answer.mistake)}</span>' if answer.mistake else ""
     return f'<span class="state {shown.replace(" ", "-")}">{sign} {html.escape(word)}</span>{why}'
@@ -193,6 +214,10 @@ def _sentence(mistake: MistakeMet) -> str:
 def _wide(name: str) -> str:
     """Open a box that scrolls sideways on a narrow screen, and that the keyboard can reach."""
     return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">'
+
+
+def _submissions(count: int) -> str:
+    return f"{count} submission" + ("" if count == 1 else "s")
 
 
 def _students_in_words(count: int) -> str:

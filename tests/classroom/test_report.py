@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 import time
@@ -131,4 +132,27 @@ def test_by_the_command(place: ClassFolder, loop: Chapter, capsys: pytest.Captur
         "index.html",
     }
     assert "<script" not in "".join(file.read_text() for file in Path(folder).glob("*.html"))
-    assert 'href="06_loop-projected.html"' in index([loop])
+    page_of_all = (folder / "index.html").read_text()
+    assert 'href="06_loop-projected.html"' in page_of_all and "30</td>" in page_of_all
+
+
+def test_who_submitted_nothing_and_what_could_not_be_graded(loop: Chapter) -> None:
+    unread = result(loop, "chen", {})
+    none = tuple(dataclasses.replace(answer, points=0.0, state="no verdict") for answer in unread.answers)
+    results = [result(loop, name, {}) for name in "abcd"] + [dataclasses.replace(unread, answers=none)]
+    found = report(loop, results, {"zoe": "Zoë", "a": "Ada"}, {"b": 1.5})
+    assert found.missing == ["Zoë"] and found.graded == 4 and found.exercises[0].students == 4
+    shown = page(found, projected=False)
+    assert "Not submitted, of those in students.csv: Zoë." in shown and "Zoë" not in page(found, projected=True)
+    assert "1 submission could not be graded and is in no count below" in shown
+    assert "10.1 of 13 points on average" in shown and "1.5 of 13" in shown  # (3 · 13 + 1.5) / 4
+    assert "nothing again" in index([found])
+
+
+def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Chapter) -> None:
+    right = result(loop, "dora", {})
+    none = tuple(dataclasses.replace(answer, points=0.0) for answer in right.answers)
+    shown = page(
+        report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}), projected=False
+    )
+    assert shown.count("! points withheld") == 6
