@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.classroom import command
 from amp_course.classroom.folder import ClassFolder
@@ -156,3 +157,23 @@ def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Ch
         report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}), projected=False
     )
     assert shown.count("! points withheld") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1300])
+def test_pages_are_for_everyone(found: ClassReport, theme: str, width: int, tmp_path: Path, chromium: Any) -> None:
+    """They fit a narrow screen, ask no other host for anything, and axe finds no violation of WCAG 2.2 AA."""
+    texts = {"named": page(found, False), "projected": page(found, True), "index": index([found])}
+    browser_page = chromium.new_page(color_scheme=theme, viewport={"width": width, "height": 900})
+    asked: list[str] = []
+    browser_page.on("request", lambda request: asked.append(request.url))
+    for name, text in texts.items():
+        file = tmp_path / f"{name}.html"
+        file.write_text(text, "utf-8")
+        browser_page.goto(file.as_uri())
+        assert browser_page.evaluate("document.documentElement.scrollWidth") <= width, name
+        wcag = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+        assert Axe().run(browser_page, options=wcag).response["violations"] == []
+    browser_page.close()
+    assert [url for url in asked if not url.startswith("file:")] == []
