@@ -222,7 +222,7 @@ def _add_classroom(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         parser = verbs.add_parser(verb, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
         parser.add_argument("folder", metavar="FOLDER", help="the class's folder")
         parser.add_argument(
-            "chapters", metavar="CHAPTER", nargs="*", help="by number or word; default: every one there is"
+            "chapters", metavar="CHAPTER", nargs="*", default=[], help="by number or word; default: every one there is"
         )
         if verb == "grade":
             parser.add_argument("--jobs", type=_count, metavar="N", help="submissions at a time (default: one a core)")

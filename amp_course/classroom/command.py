@@ -7,6 +7,7 @@ from pathlib import Path
 
 from amp_course.classroom import gradebook, grading
 from amp_course.classroom.folder import ClassFolder, create
+from amp_course.classroom.names import printable
 from amp_course.classroom.report import report
 from amp_course.classroom.report_page import index, page, table
 from amp_course.kit.errors import CourseError
@@ -23,9 +24,13 @@ def init(folder: str, chapters: Sequence[str]) -> None:
 def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -> None:
     """Grade what was submitted, and print a line on each submission and a table of them all."""
     place = ClassFolder(Path(folder))
-    results = grading.grade(
-        place, place.chapters(chapters), jobs=jobs, again=again, echo=lambda line: print(line, flush=True)
-    )
+    try:
+        results = grading.grade(
+            place, place.chapters(chapters), jobs=jobs, again=again, echo=lambda line: print(line, flush=True)
+        )
+    except KeyboardInterrupt:
+        print("\nInterrupted. What was graded is kept: type the command again to go on.")
+        raise
     for assignment in dict.fromkeys(result.assignment for result in results):
         print(f"\n{_table([result for result in results if result.assignment == assignment])}")
     if results:
@@ -65,6 +70,6 @@ def _table(results: Sequence[grading.Result]) -> str:
             f"{'!' if answer.state == 'correct' and not answer.points else signs.get(answer.state, '–'):<{len(str(number)) + 1}}"
             for number, answer in enumerate(result.answers, 1)
         )
-        lines.append(f"{grading.printable(result.student)[:width]:<{width}}  {result.points:>6g}  {marks}".rstrip())
+        lines.append(f"{printable(result.student)[:width]:<{width}}  {result.points:>6g}  {marks}".rstrip())
     key = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
     return "\n".join([*lines, f"✓ solved, ✗ not yet, ○ not attempted, – no verdict, ! points withheld; {key}"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from amp_course.classroom.names import printable
 from amp_course.kit.errors import CourseError
 
 COURSE = "amp_course"
@@ -54,7 +55,7 @@ def record(root: Path, name: str, student: str, scores: Mapping[str, float], rev
     scores: name of the cell → points. What a person has given by hand stays.
     """
     with _open(root) as (book, _):
-        student = "".join(char if char.isprintable() else "�" for char in student)
+        student = printable(student)
         book.update_or_create_student(student)
         book.update_or_create_submission(name, student)
         submitted = book.find_submission_notebook(name, name, student)

@@ -22,7 +22,10 @@ from amp_course import __version__
 from amp_course.classroom import bubblewrap, gradebook, submission
 from amp_course.classroom.assignment import TEST, Task, tasks_of
 from amp_course.classroom.folder import ClassFolder, HandedIn
-from amp_course.classroom.runner import Job, Limits, Run, run, sweep
+from amp_course.classroom.job import Job, Limits
+from amp_course.classroom.kernel_client import sweep
+from amp_course.classroom.names import printable
+from amp_course.classroom.runner import Run, run
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import locked, unused_name, write_text
@@ -287,8 +290,3 @@ def _key(handed_in: HandedIn, release: nbformat.NotebookNode) -> str:
 
 def _content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def printable(text: str) -> str:
-    """Return a text that a terminal, a page or a file shows as it is: a student's name may hold anything."""
-    return "".join(char if char.isprintable() else "�" for char in text)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
-from amp_course.classroom.grading import Answer, Result, printable
+from amp_course.classroom.grading import Answer, Result
+from amp_course.classroom.names import printable
 from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet, was_graded
 from amp_course.kit.markup import inline_html
 

@@ -15,7 +15,7 @@ import pytest
 from amp_course.classroom import bubblewrap, gradebook
 from amp_course.classroom.folder import ClassFolder
 from amp_course.classroom.grading import Result, grade
-from amp_course.classroom.runner import Limits
+from amp_course.classroom.job import Limits
 from amp_course.course import Chapter
 from tests.classroom.students import hand_in, notebook, right_answers
 

@@ -17,6 +17,7 @@ import pytest
 from amp_course.classroom import bubblewrap, gradebook, grading, runner
 from amp_course.classroom.folder import ClassFolder
 from amp_course.classroom.grading import Result, grade, load
+from amp_course.classroom.job import Job, Limits
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import locked
@@ -101,7 +102,7 @@ def test_interrupted_and_continued(place: ClassFolder, loop: Chapter) -> None:
                 break
         rest = run.stdout.read()
         assert run.wait(60) == 130
-    assert "[3/3]" not in rest
+    assert "[3/3]" not in rest and "type the command again to go on" in rest
     first = load(place, loop)
     assert 1 <= len(first) < 3
     lines: list[str] = []
@@ -166,7 +167,7 @@ def test_a_gradebook_that_changes_under_an_unprotected_run_is_put_back(
     hand_in(place, loop, "ada", notebook(place, loop, {}))
     before = place.gradebook.read_bytes()
 
-    async def intruder(job: runner.Job) -> runner.Run:
+    async def intruder(job: Job) -> runner.Run:
         place.gradebook.write_bytes(b"all points to me")
         return runner.Run(job.book)
 
@@ -194,7 +195,7 @@ def test_the_time_of_one_submission_is_limited(place: ClassFolder, loop: Chapter
         notebook(place, loop, right_answers(place, loop) | {"add_scaler": slow, "log_scale": "time.sleep(30)"}),
     )
     began = time.monotonic()
-    (result,) = grade(place, [loop], echo=lambda line: None, limits=runner.Limits(seconds=10))
+    (result,) = grade(place, [loop], echo=lambda line: None, limits=Limits(seconds=10))
     assert time.monotonic() - began < 25
     assert "it was stopped after 10 seconds in all" in result.findings[-1]
     assert states(result)["evaluate_right"] == "no verdict" and states(result)["honest_timing"] in (

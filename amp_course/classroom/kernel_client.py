@@ -1,0 +1,261 @@
+"""The grader's side of a kernel: start it where it can do no harm, run cells, ask for verdicts, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+
+from amp_course.classroom import bubblewrap
+from amp_course.classroom.assignment import Task
+from amp_course.classroom.job import Job
+from amp_course.classroom.judging import PATIENCE
+from amp_course.classroom.kernel import SETTINGS
+from amp_course.classroom.verdict import REPLY, REQUEST, Seal, Verdict
+from amp_course.kit.paths import course_root
+
+_NO_REPLY = {"ename": "TimeUp", "evalue": "", "traceback": ["this cell did not end in time and was stopped"]}
+_PREFIX = "amp-grading-"
+_PATIENCE = 5.0  # seconds that an interrupted cell has for leaving
+
+
+class Kernel(NotebookClient):
+    """A kernel for one submission, as a context: nothing of it is left afterwards."""
+
+    def __init__(self, job: Job, scratch: Path) -> None:
+        super().__init__(
+            job.book,
+            timeout=job.limits.cell_seconds,
+            allow_errors=True,
+            interrupt_on_timeout=True,
+            error_on_timeout=_NO_REPLY,
+            store_widget_state=False,
+            coalesce_streams=True,
+            startup_timeout=120,
+            iopub_timeout=10,
+            raise_on_iopub_timeout=False,
+        )
+        self._limits, self._printed, self.too_much = job.limits, 0, False
+        self._scratch, key = scratch, secrets.token_bytes(32)
+        self._seal = Seal(key)
+        settings = {
+            "key": key.hex(),
+            "chapter": job.chapter,
+            "handed_in": str(job.handed_in),
+            "forbidden": [f"{job.class_root}{os.sep}"],
+            "file_bytes": job.limits.disk_bytes,
+            "memory_bytes": job.limits.memory_bytes,
+        }
+        place = scratch / "settings.json"
+        place.write_text(json.dumps(settings), encoding="utf-8")
+        place.chmod(0o600)
+        self.km = self._process = self._manager(_argv(job, scratch, place), place)
+
+    def _manager(self, argv: list[str], place: Path) -> Any:
+        from jupyter_client import AsyncKernelManager
+        from jupyter_client.kernelspec import KernelSpec
+
+        # Messages go through files: without a network there are no ports.
+        manager = AsyncKernelManager(
+            transport="ipc",
+            ip=str(self._scratch / "k"),
+            connection_file=str(self._scratch / "kernel.json"),
+            kernel_name="amp_course",
+        )
+        manager._kernel_spec = KernelSpec(
+            argv=argv, display_name="amp_course", language="python", interrupt_mode="message", env=_environment(place)
+        )
+        return manager
+
+    async def __aenter__(self) -> Kernel:
+        home = self._scratch / "home"
+        home.mkdir()
+        with (self._scratch / "log").open("wb") as log:  # of the kernel itself; a cell's prints are messages
+            await self._process.start_kernel(
+                cwd=str(home), env=_environment(self._scratch / "settings.json"), stdout=log, stderr=log
+            )
+        await self.async_start_new_kernel_client()
+        self._watch = asyncio.create_task(self._watch_disk())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.cancel()
+        _kill_children(self._process)
+        await self._process.shutdown_kernel(now=True)
+        if self.kc is not None:
+            self.kc.stop_channels()
+            self.kc = None
+
+    async def _watch_disk(self) -> None:
+        """End the kernel once it has written too much where it can; bubblewrap itself limits what only the submission sees."""
+        most = 2 * self._limits.disk_bytes  # one file as large as allowed may be there
+        while _size(self._scratch) <= most and _written(self._process) <= most:
+            await asyncio.sleep(0.5)
+        self.too_much = True
+        _kill_children(self._process)
+        await self._process.signal_kernel(signal.SIGKILL)
+
+    async def run_cell(self, cell: NotebookNode, number: int) -> None:
+        """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends, or cannot be stopped."""
+        self._printed = 0
+        began = time.monotonic()
+        await self.async_execute_cell(cell, number)
+        if time.monotonic() - began > self._limits.cell_seconds:
+            await self._must_answer()
+
+    async def check(self, task: Task) -> Verdict:
+        """Ask for the verdict on an answer. Raises DeadKernelError as `run_cell` does."""
+        question = secrets.token_hex(16)
+        content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
+        reply = await self._ask(REQUEST, content, REPLY, 2 * task.exercise.seconds + 2 * PATIENCE)
+        verdict = self._seal.open(reply, question)
+        if verdict is None or verdict.exercise != task.exercise.id:
+            return Verdict(
+                task.exercise.id,
+                "no verdict",
+                "the reply was not that of the check",
+                replaced=("the reply to the check",),
+            )
+        return verdict
+
+    async def _must_answer(self) -> None:
+        await self._ask("kernel_info_request", {}, "kernel_info_reply", _PATIENCE)
+
+    async def _ask(self, kind: str, content: dict[str, Any], reply_kind: str, seconds: float) -> dict[str, Any]:
+        assert self.kc is not None
+        message = self.kc.session.msg(kind, content)
+        self.kc.shell_channel.send(message)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                reply = await self.kc.shell_channel.get_msg(timeout=0.5)
+            except Empty:
+                if not await self._process.is_alive():
+                    break
+                continue
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"] and reply["msg_type"] == reply_kind:
+                return dict(reply["content"])
+        raise DeadKernelError("no answer")
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        """Keep an output, as long as the cell has not printed more than the limit."""
+        if msg["msg_type"] in ("stream", "display_data", "execute_result", "error"):
+            self._printed += len(json.dumps(msg["content"], default=str))
+            if self._printed > self._limits.output_bytes:
+                return None
+        try:
+            return super().process_message(msg, cell, cell_index)
+        except (KeyError, TypeError, ValueError, AttributeError):  # a message of the submission's own making
+            return None
+
+
+def _argv(job: Job, scratch: Path, place: Path) -> list[str]:
+    # -P: no module that was submitted is taken for one of Python's or of the course's.
+    program = [sys.executable, "-P", "-m", "amp_course.classroom.kernel"]
+    program += ["-f", "{connection_file}", "--HistoryManager.enabled=False"]
+    if not job.sandboxed:
+        return program
+    environment = _environment(place) | {"HOME": bubblewrap.HOME}
+    return bubblewrap.command(
+        program,
+        shared=scratch,
+        readable=job.handed_in,
+        hidden=[job.class_root],
+        environment=environment,
+        disk_bytes=job.limits.disk_bytes,
+    )
+
+
+def _environment(place: Path) -> dict[str, str]:
+    """Return all that a submission finds in its environment."""
+    home = str(place.parent / "home")
+    return {
+        SETTINGS: str(place), "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "LANG": "C.UTF-8", "HOME": home, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(course_root()),
+        "AMP_COURSE_ROOT": str(course_root()), "MPLBACKEND": "agg", "IPYTHONDIR": f"{home}/.ipython", "TQDM_DISABLE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes on disk of a folder that is being written to."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a folder that is deleted afterwards, however deep a submission has dug in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        _delete(folder)
+
+
+def sweep() -> None:
+    """Delete what grading runs have left behind that were killed."""
+    import psutil
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        number = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    if shutil.which("rm"):  # shutil.rmtree calls itself for each level
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, capture_output=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(manager: Any) -> int:
+    """Return the bytes that a submission's processes have sent to a disk, deleted files too."""
+    import psutil
+
+    total = 0
+    process = getattr(getattr(manager, "provisioner", None), "process", None)
+    with contextlib.suppress(psutil.Error, AttributeError):
+        for one in psutil.Process(process.pid).children(recursive=True) if process else ():
+            with contextlib.suppress(psutil.Error, AttributeError, OSError):
+                total += one.io_counters().write_bytes
+    return total
+
+
+def _kill_children(manager: Any) -> None:
+    """Kill what the submission has started; in bubblewrap it dies with its first process."""
+    import psutil
+
+    process = getattr(getattr(manager, "provisioner", None), "process", None)
+    if process is None:
+        return
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        return
+    for child in children:
+        try:
+            child.kill()
+        except psutil.Error:
+            continue
