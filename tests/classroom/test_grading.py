@@ -207,3 +207,31 @@ def test_the_time_of_one_submission_is_limited(place: ClassFolder, loop: Chapter
 
 async def _tasks_left() -> int:
     return len(asyncio.all_tasks())
+
+
+def test_misplaced_notebooks_are_named(place: ClassFolder, loop: Chapter) -> None:
+    hand_in(place, loop, "ada", b"not a notebook")
+    (place.root / "submitted" / "bo.ipynb").write_text("{}")
+    (place.root / "submitted" / "ada" / "06_loop.ipynb").write_text("{}")
+    lines: list[str] = []
+    assert len(grade(place, [loop], echo=lines.append)) == 1
+    told = [line for line in lines if "not in submitted/STUDENT/CHAPTER/" in line]
+    assert [line.split(": ")[1] for line in told] == ["ada/06_loop.ipynb", "bo.ipynb"]
+
+
+def test_one_that_cannot_be_graded_does_not_stop_the_others(
+    place: ClassFolder, loop: Chapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for student in ("ada", "bo"):
+        hand_in(place, loop, student, notebook(place, loop, {}))
+
+    async def fails(job: Job) -> runner.Run:
+        if "ada" in str(job.handed_in):
+            raise RuntimeError("the machine is on fire")
+        return runner.Run(job.book)
+
+    monkeypatch.setattr(grading, "run", fails)
+    lines: list[str] = []
+    results = grade(place, [loop], echo=lines.append)
+    assert "the machine is on fire" in results[0].findings[0] and results[1].findings == ()
+    assert [one.student for one in load(place, loop)] == ["bo"]  # the next run tries the other again
