@@ -63,7 +63,7 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
                     axis.barh(row, sent / 1e3, 0.7, left, **look)
                     if sent > _NAMED * max(totals.values()):  # the dtype in words: a hatch tells the phase only
                         middle = left + sent / 2e3
-                        axis.text(middle, row, fmt, ha="center", va="center", fontsize=7, color=INK, bbox=_ON_A_HATCH)
+                        axis.text(middle, row, fmt, ha="center", va="center", fontsize=7.5, color=INK, bbox=_ON_A_HATCH)
                     left += sent / 1e3
         axis.annotate(
             _kilobytes(totals[name]), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=8
