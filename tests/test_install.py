@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # `make test` would take too long with it
+
 INSTALL = Path(__file__).parents[1] / "tools" / "install.py"
 
 PYPROJECT = """\

@@ -18,8 +18,6 @@ from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.course import CHAPTERS, available
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15 * 2**20
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -145,6 +143,7 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, book: Path, address: str, chromium: Any) -> None:

@@ -17,7 +17,10 @@ from amp_course.debugging.doctor.forking import ForkServer, fork_servers
 from amp_course.debugging.doctor.running import run_script
 from amp_course.kit.errors import CourseError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks of a process with torch are safe on Linux only")
+pytestmark = [
+    pytest.mark.slow,  # `make test` would take too long with it
+    pytest.mark.skipif(sys.platform != "linux", reason="forks of a process with torch are safe on Linux only"),
+]
 
 SCRIPT = """
 import atexit, os, sys, threading, time, torch

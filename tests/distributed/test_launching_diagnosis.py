@@ -13,6 +13,8 @@ from amp_course.distributed.launching.evidence import End, Evidence, Place, Rank
 from amp_course.distributed.launching.guarded import Ended
 from amp_course.distributed.launching.wording import meaning
 
+pytestmark = pytest.mark.slow  # `make test` would take too long with it
+
 GROUP = """
 import os, signal, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

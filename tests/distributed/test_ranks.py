@@ -25,6 +25,8 @@ from amp_course.distributed.ranks import Ranks, Report, run_on_ranks, warm_ranks
 from amp_course.distributed.ranks.sending import packed
 
 MINE: dict[str, int] = {}
+pytestmark = pytest.mark.slow  # `make test` would take too long with it
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,6 +11,8 @@ import torch
 from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.launching import find_script, run_script
 
+pytestmark = pytest.mark.slow  # `make test` would take too long with it
+
 NAMES = ("ddp_amp", "fsdp2_amp", "tensor_parallel_amp")
 
 

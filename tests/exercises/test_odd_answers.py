@@ -13,6 +13,8 @@ import torch
 from amp_course.checking.exercise import Exercise
 from tests.exercises.test_answers import EXERCISES
 
+pytestmark = pytest.mark.slow  # `make test` would take too long with it
+
 
 class Liar:
     """Claims to be equal to everything."""
