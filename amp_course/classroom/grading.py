@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -104,9 +105,19 @@ def grade(
         with locked(place.gradebook, 1.0):
             sweep()
             every = _Grader(place, len(todo), again, echo, limits or Limits(), sandboxed)
-            return asyncio.run(every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1))
+            return _run_to_its_end(every.grade(todo, (jobs or os.cpu_count() or 1) if sandboxed else 1))
     except TimeoutError:
         raise CourseError(f"another grading run is at work in {place.root}: wait until it has ended.") from None
+
+
+def _run_to_its_end(work: Coroutine[Any, Any, list[Result]]) -> list[Result]:
+    """Run it here, or in a thread where a loop is already running, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def load(place: ClassFolder, chapter: Chapter) -> list[Result]:
