@@ -90,8 +90,12 @@ def grade(
     again:     grade those too that have not changed
     sandboxed: by default, if bubblewrap runs here
 
-    Raises CourseError if another run is at work in the same folder.
+    Raises CourseError if another run is at work in the same folder, and on Windows.
     """
+    if not hasattr(os, "fork"):
+        raise CourseError(
+            "answers are judged in processes that Windows does not have: grade on Linux or macOS, or in WSL."
+        )
     why_not = bubblewrap.missing()
     sandboxed = why_not is None if sandboxed is None else sandboxed
     echo(_protection(sandboxed, why_not))
@@ -177,17 +181,7 @@ class _Grader:
     def _failed(self, chapter: Chapter, handed_in: HandedIn, tasks: list[Task], error: Exception) -> Result:
         """Return a result without points, which is not kept: the next run tries again."""
         told = f"it could not be graded ({type(error).__name__}: {error}); the next run tries again"
-        ran = Run(nbformat.v4.new_notebook())
-        result = Result(
-            key="",
-            student=handed_in.student,
-            assignment=chapter.stem,
-            graded=datetime.now().isoformat(timespec="seconds"),
-            seconds=0.0,
-            sandboxed=self.sandboxed,
-            answers=tuple(_answer(task, ran, False) for task in tasks),
-            findings=(told[:500],),
-        )
+        result = self._result(chapter, handed_in, tasks, Run(nbformat.v4.new_notebook()), findings=(told[:500],))
         self._say(result, "failed")
         return result
 
@@ -219,7 +213,26 @@ class _Grader:
             )
             findings, history, suspect = [*prepared.findings, *ran.findings], prepared.history, prepared.suspect
         withheld = self._withheld(ran, suspect)
-        result = Result(
+        result = self._result(
+            chapter, handed_in, tasks, ran, key=key, findings=tuple(findings), withheld=withheld, history=history
+        )
+        self._keep(chapter, result, ran)
+        self._say(result, f"{result.seconds:.1f} s")
+        return result
+
+    def _result(
+        self,
+        chapter: Chapter,
+        handed_in: HandedIn,
+        tasks: list[Task],
+        ran: Run,
+        *,
+        findings: tuple[str, ...],
+        key: str = "",
+        withheld: tuple[str, ...] = (),
+        history: dict[str, Any] | None = None,
+    ) -> Result:
+        return Result(
             key=key,
             student=handed_in.student,
             assignment=chapter.stem,
@@ -227,13 +240,10 @@ class _Grader:
             seconds=round(ran.seconds, 1),
             sandboxed=self.sandboxed,
             answers=tuple(_answer(task, ran, bool(withheld)) for task in tasks),
-            findings=tuple(findings),
+            findings=findings,
             withheld=withheld,
-            history=history,
+            history=history or {},
         )
-        self._keep(chapter, result, ran)
-        self._say(result, f"{result.seconds:.1f} s")
-        return result
 
     def _withheld(self, ran: Run, suspect: bool) -> tuple[str, ...]:
         replaced = dict.fromkeys(name for verdict in ran.verdicts.values() for name in verdict.replaced)

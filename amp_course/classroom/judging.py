@@ -52,11 +52,9 @@ class Keeper:
         self, exercise: str, answer: bytes, problem: str, sources: Mapping[str, list[str]], question: str
     ) -> dict[str, str]:
         """Return a sealed verdict on an answer, a pickle of it; `problem` says in its stead why there is none."""
-        _send(
-            self._here,
-            {"exercise": exercise, "problem": problem, "sources": dict(sources), "question": question},
-            answer,
-        )
+        request = {"exercise": exercise, "problem": problem, "sources": dict(sources), "question": question}
+        with self._lock:
+            _send(self._here, request, answer)
         found, _ = _receive(self._here)
         return dict(found)
 
@@ -81,11 +79,8 @@ def _load(chapter: str) -> dict[str, Exercise]:
     load_lazy_modules()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for kind in (
-            torch.optim.SGD,
-            torch.optim.Adam,
-            torch.optim.AdamW,
-        ):  # torch replaces `step` at the first one of a kind
+        # torch replaces an optimizer's `step` when the first one of its kind is made.
+        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
             kind([torch.zeros(1, requires_grad=True)])
     return exercises
 

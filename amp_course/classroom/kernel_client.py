@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
@@ -65,9 +66,9 @@ class Kernel(NotebookClient):
         place = scratch / "settings.json"
         place.write_text(json.dumps(settings), encoding="utf-8")
         place.chmod(0o600)
-        self.km = self._process = self._manager(_argv(job, scratch, place), place)
+        self.km = self._process = self._manager(_argv(job, scratch, place))
 
-    def _manager(self, argv: list[str], place: Path) -> Any:
+    def _manager(self, argv: list[str]) -> Any:
         from jupyter_client import AsyncKernelManager
         from jupyter_client.kernelspec import KernelSpec
 
@@ -79,7 +80,7 @@ class Kernel(NotebookClient):
             kernel_name="amp_course",
         )
         manager._kernel_spec = KernelSpec(
-            argv=argv, display_name="amp_course", language="python", interrupt_mode="message", env=_environment(place)
+            argv=argv, display_name="amp_course", language="python", interrupt_mode="message"
         )
         return manager
 
@@ -215,8 +216,6 @@ def scratch_folder() -> Iterator[Path]:
 
 def sweep() -> None:
     """Delete what grading runs have left behind that were killed."""
-    import psutil
-
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         number = folder.name.removeprefix(_PREFIX).split("-")[0]
         if number.isdigit() and not psutil.pid_exists(int(number)):
@@ -230,32 +229,26 @@ def _delete(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _children(manager: Any) -> list[psutil.Process]:
+    """Return the processes that a kernel has started, and those that they have."""
+    process = getattr(getattr(manager, "provisioner", None), "process", None)
+    try:
+        return list(psutil.Process(process.pid).children(recursive=True)) if process is not None else []
+    except psutil.Error:
+        return []
+
+
 def _written(manager: Any) -> int:
     """Return the bytes that a submission's processes have sent to a disk, deleted files too."""
-    import psutil
-
     total = 0
-    process = getattr(getattr(manager, "provisioner", None), "process", None)
-    with contextlib.suppress(psutil.Error, AttributeError):
-        for one in psutil.Process(process.pid).children(recursive=True) if process else ():
-            with contextlib.suppress(psutil.Error, AttributeError, OSError):
-                total += one.io_counters().write_bytes
+    for one in _children(manager):
+        with contextlib.suppress(psutil.Error, AttributeError, OSError):  # macOS does not tell
+            total += one.io_counters().write_bytes
     return total
 
 
 def _kill_children(manager: Any) -> None:
     """Kill what the submission has started; in bubblewrap it dies with its first process."""
-    import psutil
-
-    process = getattr(getattr(manager, "provisioner", None), "process", None)
-    if process is None:
-        return
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        return
-    for child in children:
-        try:
+    for child in _children(manager):
+        with contextlib.suppress(psutil.Error):
             child.kill()
-        except psutil.Error:
-            continue

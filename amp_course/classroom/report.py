@@ -51,7 +51,7 @@ class ExerciseReport:
 
     @property
     def urgency(self) -> float:
-        """Return how much it wants to be taught again: what was not solved, weighed by the exercise's importance."""
+        """Return how urgent it is to teach it again: the share that did not solve it, times the exercise's importance."""
         return self.exercise.importance * (1 - self.solved / self.students)
 
 
@@ -59,7 +59,7 @@ class ExerciseReport:
 class ClassReport:
     """A class's work on one chapter.
 
-    names:  id → a student's name; an id without one stands for itself
+    names:  id → a student's name; the id is shown where there is none
     points: id → points of those to whom a person gave other points than the check, in nbgrader
     """
 
