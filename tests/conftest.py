@@ -1,6 +1,7 @@
 """Set up the test run: the reader's copies and progress are not the tests' to touch. List what wrong answers were told."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -39,6 +40,12 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_configure(config):
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not kept, for want of pytest-timeout")
+
+
+def pytest_collection_finish():
+    """What has been imported by now stays. A garbage collector that looks at all of it again takes a fifth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ def test_lab_keeps_the_readers_jupyter_settings(clone: Path, launched: list[str]
     assert config == {"disabledExtensions": off}
 
 
+@pytest.mark.slow
 def test_nbgrader_which_the_tests_install_is_no_part_of_the_readers_lab() -> None:
     """Asked of JupyterLab itself, with the course's settings."""
     command = [sys.executable, "-m", "jupyterlab.labextensions", "list"]
@@ -293,6 +294,7 @@ def test_an_output_on_a_full_disk_is_one_line(clone: Path) -> None:
     assert line.startswith("amp-course: ") and "the disk is full" in line
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_letters_shows_the_rest(clone: Path) -> None:
     done = pipe("progress", clone)
     plain = subprocess.run(

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LACKING = [
     "IPython",
@@ -19,6 +21,7 @@ LACKING = [
 ]
 
 
+@pytest.mark.slow
 def test_the_gpu_tests_are_collected_without_jupyter_and_pytests_plugins():
     code = (
         f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING}));"

@@ -302,6 +302,7 @@ def kept_and_present(course: Course) -> list[str]:
     return [path.read_text() for path in files_in(course.clone) if ".git/" not in str(path)]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_is_finished_by_the_next_run(course: Course) -> None:
     """By default 8 kills, spread over a run; UPDATE_KILLS=200 for the long proof."""
     draw = random.Random(1)

@@ -267,6 +267,7 @@ def run_at_once(root: Path, what: str, processes: int = 2) -> None:
         path.unlink()
 
 
+@pytest.mark.slow
 def test_two_resets_at_once_lose_nothing(desk: Desk, tmp_path: Path) -> None:
     """By default 20 pairs; RESET_PAIRS=1000 for the long proof, which without the lock loses copies."""
     work.copy_missing()

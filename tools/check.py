@@ -46,7 +46,7 @@ PARTS = {
     ),
     "browser": (
         "the reader's way and every panel, in JupyterLab",
-        pytest("-v", "--dist", "worksteal", "-m", "browser", "-rs", "tests/browser"),
+        pytest("-v", "--dist", "worksteal", "-m", "browser and not slow", "-rs", "tests/browser"),
     ),
 }
 ON_DEMAND = {

@@ -28,6 +28,7 @@ def _deserved(name: str, dtype: str) -> tuple[str, ...]:
     return ("no-autocast",) if dtype == "fp32" and scales else ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_right_loops_pass_on_other_data(seed: int) -> None:
     for name, make in RIGHT.items():

@@ -537,6 +537,7 @@ print(report.not_put_back)
 """
 
 
+@pytest.mark.slow
 def test_settings_that_changed_while_something_was_imported_are_named(tmp_path: Path) -> None:
     (tmp_path / "imported_late.py").write_text("")
     code = f"import sys; sys.path.append({str(tmp_path)!r}){_IMPORTS_AND_SETS}"

@@ -1,8 +1,11 @@
 """Chapter 04's panel in a real browser: it looks into the course's models, by menu and by keyboard."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, retype, run_all
+
+pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_dtype_trace_answers(lab, page, portray):

@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
+
+pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_block_explorer_answers(lab, page, portray):

@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.notebook import (
@@ -18,6 +19,7 @@ from tests.browser.notebook import (
 )
 
 
+@pytest.mark.slow
 def test_loop_chapter_runs_and_its_panel_answers(lab, page, portray):
     open_notebook(page, lab.url("notebooks/06_loop.ipynb"))
     print(f"06: Run All in {restart_and_run_all(page):.1f} s")
@@ -56,6 +58,7 @@ def test_start_page_runs_and_its_first_exercise_answers(lab, page):
     expect(cell_with(page, "which_dtype = torch.float32").locator(".jp-OutputArea")).to_contain_text("Correct.")
 
 
+@pytest.mark.slow
 def test_progress_survives_a_restart(lab, page, browser):
     open_notebook(page, lab.url("my_work/06_loop.ipynb"))
     restart_and_run_all(page)

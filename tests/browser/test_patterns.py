@@ -1,8 +1,11 @@
 """Chapter 07's panel in a real browser: start from a wrong loop, mend it by keyboard, switch by switch."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
+
+pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_loop_workbench_answers(lab, page, portray):

@@ -1,8 +1,11 @@
 """Chapter 03's panel in a real browser: it counts collisions, by menu, by keyboard, typed well and badly."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.notebook import cell_with, choose_next, errors, open_notebook, press, run_all
+
+pytestmark = pytest.mark.slow  # `make test` opens every panel, in test_panels.py, and uses the first one
 
 
 def test_collision_explorer_answers(lab, page, portray):

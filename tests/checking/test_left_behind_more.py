@@ -314,6 +314,7 @@ def printed(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_libraries_that_an_answer_is_the_first_to_load_are_not_its_doing() -> None:
     code = """
 import matplotlib
@@ -329,6 +330,7 @@ print(left.leaks, left.remarks)
     assert printed(code, MPLBACKEND="") == "[] []\n"
 
 
+@pytest.mark.slow
 def test_the_first_compiled_function_of_a_process_is_not_accused() -> None:
     """PyTorch puts an `__init__` of its own into `nn.Module` then."""
     code = """

@@ -150,6 +150,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CELLS)))
 def test_in_a_kernel(book: nbformat.NotebookNode, number: int) -> None:
     outputs, expected = book.cells[number].outputs, CELLS[number][1]

@@ -343,6 +343,7 @@ exercise.check(trains)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="needs root, to become somebody else")
 def test_a_user_without_a_home_or_a_folder_to_write_to(tmp_path: Path) -> None:
     """A check needs neither: it judges, and says why the progress is not saved."""
@@ -481,6 +482,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_writing(found: dict[str, Any]) -> None:
     assert found["kills"]["torn"] == 0
     assert found["kills"]["written"] > 0

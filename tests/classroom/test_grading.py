@@ -90,6 +90,7 @@ def test_a_class_of_three(place: ClassFolder, loop: Chapter) -> None:
     assert "Not yet," in page and "<script>alert(1)" not in page
 
 
+@pytest.mark.slow
 def test_interrupted_and_continued(place: ClassFolder, loop: Chapter) -> None:
     for student in ("ada", "bo", "chen"):
         hand_in(
@@ -188,6 +189,7 @@ def test_a_name_with_an_escape_sequence_is_printed_as_text(place: ClassFolder, l
     assert "\x1b" not in "".join(lines) and "�[31mred" in lines[-1]
 
 
+@pytest.mark.slow
 def test_the_time_of_one_submission_is_limited(place: ClassFolder, loop: Chapter) -> None:
     slow = "import time\ntime.sleep(2.5)"
     hand_in(

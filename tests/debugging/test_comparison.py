@@ -14,6 +14,7 @@ def compared() -> Comparison:
     return compare_tools()
 
 
+@pytest.mark.slow
 def test_first_nonfinite_names_all_and_accuses_nobody(compared: Comparison) -> None:
     for what in ("accuses", "op", "module"):
         assert compared.count("first_nonfinite", what) == len(FAULTS)

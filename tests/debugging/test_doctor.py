@@ -257,6 +257,7 @@ def test_files_that_cannot_be_examined(tmp_path: Path) -> None:
     assert found.exit_code == 2 and "SyntaxError" in found.problem
 
 
+@pytest.mark.slow
 def test_no_process_is_left_and_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "sleeper.py"
     mark = f"sleeper-{os.getpid()}"

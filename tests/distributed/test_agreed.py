@@ -231,6 +231,7 @@ def test_state_and_copies_are_gradscalers() -> None:
     assert copy.deepcopy(agreed).get_scale() == agreed.get_scale() == 2.0**8
 
 
+@pytest.mark.slow
 def test_a_real_training_parts_by_hand_and_only_there() -> None:
     kinds = [kind for kind in KINDS if FSDP2_ON_CPU or kind != "fsdp2"]
     drifts = {kind: run_drift(kind, 80) for kind in kinds}

@@ -67,6 +67,7 @@ def test_more_ranks_than_cores_run_and_a_note_says_so(script: Path) -> None:
     assert f"{cores + 1} ranks share the {cores} cores" in str(run)
 
 
+@pytest.mark.slow
 def test_two_nodes_make_one_world(tmp_path: Path) -> None:
     path = tmp_path / "nodes.py"
     path.write_text(

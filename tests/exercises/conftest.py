@@ -11,6 +11,14 @@ from amp_course.checking.judging import Judge, Turn
 _PLAYED: dict[tuple[int, str, int], list[Turn]] = {}  # (judge, mistake or "" for the right answer, seed) → its turns
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of one exercise next to one another: then, of two processes, one plays what they share."""
+    places = [place for place, item in enumerate(items) if item.path.name == "test_answers.py"]
+    together = sorted((items[place] for place in places), key=lambda item: item.callspec.params["exercise"].id)
+    for place, item in zip(places, together, strict=True):
+        items[place] = item
+
+
 @pytest.fixture
 def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that lets all checks from now on draw by a seed; at first it is 0."""

@@ -14,8 +14,9 @@ from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
 EXERCISES = [exercise for chapter in available() for exercise in chapter.exercises()]
-# Fixed cases decide and draws only add, so two will do from day to day; `make test-matrix` draws more often.
-DRAWS = int(os.environ.get("AMP_COURSE_DRAWS", "2"))
+# Fixed cases decide and draws only add, so one will do from day to day; `make test-matrix` draws more often.
+MORE_DRAWS = range(1, int(os.environ.get("AMP_COURSE_DRAWS", "2")))
+each_draw = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in MORE_DRAWS)])
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 
 
@@ -37,25 +38,24 @@ def judge_of(exercise: Exercise) -> Judge:
     return exercise.judge
 
 
+@pytest.mark.usefixtures("draw")
+@each_draw
 @each_exercise
-def test_each_mistake_is_told_as_itself_whatever_is_drawn(
-    exercise: Exercise, draw: Callable[[int], None], record_property: Any
-) -> None:
+def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, seed: int, record_property: Any) -> None:
     judge = judge_of(exercise)
-    for seed in range(DRAWS):
-        right = judge.turns(judge.right, seed)
+    right = judge.turns(judge.right, seed)
 
-        def played(mistake: Mistake, seed: int = seed) -> Generator[Turn]:
-            yield from judge.turns_of_mistake(mistake, seed)
+    def played(mistake: Mistake) -> Generator[Turn]:
+        yield from judge.turns_of_mistake(mistake, seed)
 
-        assert judge.explain(right, right, played) is None
-        for mistake in exercise.mistakes:
-            # The first draw as in a check, which plays the mistake on its own: in another folder, at another time
-            mine = list(played(mistake)) if seed else judge.turns(mistake.made_of(judge.right), seed)
-            wrong = judge.explain(mine, right, played)
-            assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}, draw {seed}: {wrong}"
-            if seed == 0:
-                record_property(DIAGNOSIS, (exercise.id, mistake.name, str(wrong)))
+    assert judge.explain(right, right, played) is None
+    for mistake in exercise.mistakes:
+        # The first draw as in a check, which plays the mistake on its own: in another folder, at another time
+        mine = list(played(mistake)) if seed else judge.turns(mistake.made_of(judge.right), seed)
+        wrong = judge.explain(mine, right, played)
+        assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}: {wrong}"
+        if seed == 0:
+            record_property(DIAGNOSIS, (exercise.id, mistake.name, str(wrong)))
 
 
 @pytest.mark.usefixtures("draw")
@@ -66,12 +66,14 @@ def test_the_check_tells_a_mistake_as_the_judge_does(exercise: Exercise) -> None
         assert outcome.state == "not yet" and outcome.mistake == mistake.name
 
 
+@each_draw
 @pytest.mark.parametrize(("exercise", "label", "answer"), of_all("RIGHT"))
-def test_right_answer_passes(exercise: Exercise, label: str, answer: Any, draw: Callable[[int], None]) -> None:
-    for seed in range(DRAWS):
-        draw(seed)
-        outcome = exercise.check(answer)
-        assert outcome.state == "correct", outcome.message
+def test_right_answer_passes(
+    exercise: Exercise, label: str, answer: Any, draw: Callable[[int], None], seed: int
+) -> None:
+    draw(seed)
+    outcome = exercise.check(answer)
+    assert outcome.state == "correct", outcome.message
 
 
 @pytest.mark.usefixtures("draw")

@@ -64,6 +64,7 @@ def test_compressed_activations_are_counted_by_the_step() -> None:
     assert train_resnet(find_variant("fp32"), steps=2).kept == 0
 
 
+@pytest.mark.slow
 def test_two_bits_cost_at_most_two_points_of_accuracy_over_three_seeds() -> None:
     steps = 150
     exact, few = ([train_resnet(v, steps=steps, seed=s) for s in range(3)] for v in (VARIANTS[0], CompressedVariant()))

@@ -34,6 +34,7 @@ def test_the_default_is_right_and_every_other_choice_is_named() -> None:
             assert names(Switches(**{switch: choice})) == FINDINGS[switch][choice], (switch, choice)
 
 
+@pytest.mark.slow
 def test_two_faults_at_once_pass_no_more_than_one() -> None:
     default = Switches()
     for choices in itertools.product(*Switches.CHOICES.values()):

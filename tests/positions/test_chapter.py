@@ -35,6 +35,7 @@ def runs(one_thread):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_float32_ids_are_as_good_past_256_as_below(runs, seed):
     run = runs["float32"][seed]
@@ -42,6 +43,7 @@ def test_float32_ids_are_as_good_past_256_as_below(runs, seed):
     assert abs(run.accuracy(256, LENGTH) - run.accuracy(0, 256)) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bf16_ids_fall_off_a_cliff_at_256_and_another_at_512(runs, seed):
     run = runs["bf16"][seed]
@@ -54,12 +56,14 @@ def test_bf16_ids_fall_off_a_cliff_at_256_and_another_at_512(runs, seed):
     assert run.accuracy(256, 288) < 0.6
 
 
+@pytest.mark.slow
 def test_16_bit_training_is_not_to_blame(runs):
     product, matmul = runs["product"][0], runs["matmul"][0]
     assert product.accuracy(0, 256) > 0.9 and product.accuracy(256, LENGTH) > 0.9
     assert matmul.accuracy(0, 256) - matmul.accuracy(256, LENGTH) > 0.3
 
 
+@pytest.mark.slow
 def test_the_models_learn(runs):
     for run in runs["float32"]:
         assert run.losses[0] > 2.5 and run.losses[-1] < 0.2

@@ -218,6 +218,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 """
 
 
+@pytest.mark.slow
 def test_in_another_process_other_hooks_do_not_take_its_place(tmp_path):
     path = tmp_path / "model.pt"
     save = "import sys, torch; from tests.scaler.test_pin import pinned; torch.save(pinned(), sys.argv[1])"

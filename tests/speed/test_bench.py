@@ -345,6 +345,7 @@ sys.exit(cli.main(["bench", "--device", "cpu"]))
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path):
     own = {"AMP_COURSE_WORK": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -306,6 +306,7 @@ def test_break_even_in_words():
 # ── memory, children, published figures ──
 
 
+@pytest.mark.slow
 def test_freed_memory_counts_in_two_processes_or_says_why_not():
     found = memory.freed_memory(seconds=0.1)
     assert json.loads(json.dumps(found.to_dict()))["sentence"] == found.sentence

@@ -191,6 +191,7 @@ def test_a_step_that_trains_nothing_is_explained_with_a_note(step, words):
     assert any(words in note for note in found.notes) and sum(found.kinds.values()) == pytest.approx(found.seconds)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_repeatable_gets_a_note():
     turns = itertools.count(1)
     weight = nn.Parameter(torch.ones(8, 8))

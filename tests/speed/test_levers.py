@@ -179,6 +179,7 @@ def test_the_cause_is_found_at_the_bottom_of_inductors_errors():
     assert wrapped(ValueError("else")) == "backend='inductor' raised:"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_compiled_and_eager_give_the_same_or_the_reason_why_not():
     found = compiling.compiled(seconds=SHORT, longest=150)

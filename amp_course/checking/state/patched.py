@@ -13,6 +13,8 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,14 +41,60 @@ _SET_WITH_THE_DTYPE = (torch, "Storage")
 _NEW = object()
 # A learner may replace these builtins, and the comparison must not run the learner's.
 _all, _callable, _issubclass, _len, _map, _type, _is = all, callable, issubclass, len, map, type, operator.is_
+_equal, _chained = operator.eq, chain.from_iterable
 
-Snapshot = list[tuple[Any, dict[str, Any]]]
+Looks = list[tuple[Any, dict[str, Any]]]  # modules and classes, each with its names
+
+
+class _Steady:
+    """All names of the modules and classes that have kept theirs so far, in one row: to see that they still do takes tens of
+    thousands of comparisons, and no line of Python for any.
+
+    looks:    these modules and classes, with their names
+    restless: the others, and for each module the watched classes in it
+    """
+
+    def __init__(self, looks: Looks, restless: list[tuple[Any, tuple[type, ...]]]) -> None:
+        self.looks, self.restless = looks, restless
+        self._modules = list(sys.modules.values())
+        self._now = [_names(owner).values() for owner, _ in looks]  # these views change with what they show
+        self._sizes = [len(table) for _, table in looks]
+        self._values = list(_chained(table.values() for _, table in looks))
+
+    def keeps(self) -> bool:
+        """Tell whether all names refer to what they did."""
+        if not _all(_map(_equal, _map(_len, self._now), self._sizes)):
+            return False
+        return _all(_map(_is, _chained(self._now), self._values))
+
+    def is_complete(self) -> bool:
+        """Tell whether there is no other module or class to watch."""
+        modules = sys.modules.values()
+        return (
+            _len(modules) == _len(self._modules)
+            and _all(_map(_is, modules, self._modules))
+            and _all(_same_row(_look_at(owner)[1], kinds) for owner, kinds in self.restless)
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The names of the watched modules, and of the classes that are found in them."""
+
+    steady: _Steady
+    restless: Looks
+
+    def suspects(self) -> Looks:
+        """Return the modules and classes that may have changed since."""
+        return self.restless if self.steady.keeps() else [*self.steady.looks, *self.restless]
 
 
 _watched_names: dict[str, bool] = {}
 # id → a module or class, its names when it was last looked at, and the watched classes among them. Most never change, and to
 # compare is several times as quick as to copy.
 _seen: dict[int, tuple[Any, dict[str, Any], tuple[type, ...]]] = {}
+_restless: set[int] = set()  # the ids of those that have changed, such as `warnings`, whose filters are often replaced
+_last: list[_Steady] = []  # at most one, in a list: a global name that is bound again would itself be a change
 
 
 def _modules() -> Iterator[types.ModuleType]:
@@ -60,20 +108,32 @@ def _modules() -> Iterator[types.ModuleType]:
 
 def snapshot() -> Snapshot:
     """Return the names of the watched modules, and of the classes that are found in them."""
+    steady = _last[0] if _last and _last[0].keeps() and _last[0].is_complete() else _look_at_all()
+    return Snapshot(steady, [(owner, _look_at(owner)[0]) for owner, _ in steady.restless])
+
+
+def _look_at_all() -> _Steady:
     classes: dict[type, None] = {}
-    found: Snapshot = []
+    owners: list[Any] = []
     for module in _modules():
-        table, kinds = _look_at(module)
-        found.append((module, table))
-        classes.update(dict.fromkeys(kinds))
-    found.extend((kind, _look_at(kind)[0]) for kind in classes)
-    return found
+        owners.append(module)
+        classes.update(dict.fromkeys(_look_at(module)[1]))
+    looks = [(owner, *_look_at(owner)) for owner in (*owners, *classes)]
+    _last[:] = [
+        _Steady(
+            [(owner, table) for owner, table, _ in looks if id(owner) not in _restless],
+            [(owner, kinds) for owner, _, kinds in looks if id(owner) in _restless],
+        )
+    ]
+    return _last[0]
 
 
 def _look_at(owner: Any) -> tuple[dict[str, Any], tuple[type, ...]]:
     """Return a copy of the names of a module or class, and the watched classes among those of a module."""
     now, seen = _names(owner), _seen.get(id(owner))
     if seen is None or not _same(now, seen[1]):
+        if seen is not None:
+            _restless.add(id(owner))
         table = now.copy()
         kinds = [] if _is_class(owner) else [each for each in table.values() if _is_class(each) and _is_watched(each)]
         seen = _seen[id(owner)] = (owner, table, tuple(kinds))
@@ -81,7 +141,11 @@ def _look_at(owner: Any) -> tuple[dict[str, Any], tuple[type, ...]]:
 
 
 def _same(now: Any, old: dict[str, Any]) -> bool:
-    return _len(now) == _len(old) and _all(_map(_is, now.values(), old.values()))
+    return _same_row(now.values(), old.values())
+
+
+def _same_row(one: Any, other: Any) -> bool:
+    return _len(one) == _len(other) and _all(_map(_is, one, other))
 
 
 def _is_watched(kind: type) -> bool:
@@ -112,7 +176,7 @@ def _is_constant(owner: Any, name: str, value: Any) -> bool:
 def replaced(was: Snapshot) -> list[tuple[Any, str, Any]]:
     """Return (module or class, name, original) for each name that refers to something else now."""
     found = []
-    for owner, old in was:
+    for owner, old in was.suspects():
         now = _names(owner)
         if _same(now, old):
             continue

@@ -20,9 +20,9 @@ def newer(model, inputs, matmul):
     cause("tf32-settings-mixed")
     was = matmul.fp32_precision
     matmul.fp32_precision = "tf32"
-    fast = float(model(inputs).mean())
+    fast = float(model(inputs).detach().mean())
     matmul.fp32_precision = "ieee"
-    full = float(model(inputs).mean())
+    full = float(model(inputs).detach().mean())
     matmul.fp32_precision = was
     return [(True, fast), (False, full)]
 

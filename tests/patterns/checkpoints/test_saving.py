@@ -600,6 +600,7 @@ print(load_checkpoint(path, model=model).step)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 1000, 100_000])
 def test_a_disk_that_is_full_keeps_the_old_file(tmp_path: Path, room: int) -> None:
     """A limit on the size of files stands for a full disk: the system answers `write` in the same way."""
