@@ -275,18 +275,21 @@ def pipe(command: str, clone: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", script], env=os.environ | own, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["progress", "report --json", "--help", "lab --help", "reset 06"])
 def test_a_reader_who_has_seen_enough_gets_no_traceback(command: str, clone: Path) -> None:
     done = pipe(f"{command} | true", clone)
     assert done.stderr == "" and done.returncode in (0, 141)  # 141: what a shell says of any program that SIGPIPE ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "2>/dev/full"])
 def test_closed_outputs_cost_nothing(closed: str, clone: Path) -> None:
     done = pipe(f"progress {closed}", clone)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_an_output_on_a_full_disk_is_one_line(clone: Path) -> None:
     done = pipe("progress >/dev/full", clone)
     assert done.returncode == 2

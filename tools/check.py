@@ -45,13 +45,13 @@ PARTS = {
         pytest("-q", "--dist", "loadfile", "--nbval-lax", *NBVAL, "exercises"),
     ),
     "browser": (
-        "the reader's way and every panel, in JupyterLab",
+        "the reader's way in JupyterLab, and a look at every panel",
         pytest("-v", "--dist", "worksteal", "-m", "browser and not slow", "-rs", "tests/browser"),
     ),
 }
 ON_DEMAND = {
     "slow": (
-        "the benchmarks, whole trainings and processes that are killed",
+        "benchmarks, whole trainings, real processes, each panel in JupyterLab",
         pytest("-q", "--dist", "worksteal", "-m", "slow"),
     ),
     "classroom": (

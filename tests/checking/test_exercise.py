@@ -521,6 +521,7 @@ print(exercise._judge_safely(trains).state, times[-1] - times[0] < 1.0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["quiet", "interrupted"])
 def test_the_first_check_of_a_process(how: str) -> None:
     """PyTorch's lazy imports happen before the clock starts; Ctrl-C in their midst ends the check and spoils nothing."""

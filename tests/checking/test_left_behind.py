@@ -563,6 +563,7 @@ def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
     assert left.leaks == left.remarks == []
 
 
+@pytest.mark.slow
 def test_the_first_optimizer_of_a_process_is_not_accused() -> None:
     """PyTorch wraps the `step` of each optimizer's class when the first is made."""
     code = """

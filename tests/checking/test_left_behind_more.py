@@ -346,6 +346,7 @@ print(left.leaks, left.remarks, torch.nn.Module.__init__ is not before)
     assert printed(code) == "[] [] True\n"
 
 
+@pytest.mark.slow
 def test_a_backend_that_the_answer_chooses_before_pyplot_is_loaded() -> None:
     code = """
 import matplotlib

@@ -214,6 +214,7 @@ def test_a_debuggers_trace_goes_on_where_it_stood() -> None:
         sys.settrace(before)
 
 
+@pytest.mark.slow
 @needs_timer
 @pytest.mark.usefixtures("no_record")
 def test_a_library_that_is_imported_once_the_time_is_up_comes_whole(
@@ -444,6 +445,7 @@ def test_ctrl_c_interrupts() -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_the_watchdog_leaves_a_process_in_which_profiling_works():
     """On Python 3.11 a flag that it left up let the next function under `sys.setprofile` hang."""
     code = """

@@ -227,6 +227,7 @@ def script(folder: Path, more: str = "", clear: str = "optimizer.zero_grad()") -
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_page_and_writes_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert cli.main(["doctor", "--html", str(page), script(tmp_path, clear="pass"), "6"]) == 1
@@ -237,12 +238,14 @@ def test_the_command_prints_the_page_and_writes_html(tmp_path: Path, capsys: pyt
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_json_alone_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json", "--steps", "3", script(tmp_path), "9"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["state"] == "clean" and data["seen"]["updates"].startswith("3")
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_examined(tmp_path: Path) -> None:
     with pytest.raises(CourseError, match="does not exist"):
         examine_script(tmp_path / "none.py")

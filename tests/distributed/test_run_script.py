@@ -57,6 +57,7 @@ def test_two_ranks_see_what_they_would_see_in_a_shell(
     assert "[rank 1, stderr] <b>&" in str(run)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores_run_and_a_note_says_so(script: Path) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores > 7:
@@ -82,6 +83,7 @@ def test_two_nodes_make_one_world(tmp_path: Path) -> None:
     assert run.command.count("--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:") == 2
 
 
+@pytest.mark.slow
 def test_a_port_can_be_chosen(script: Path) -> None:
     port = free_port()
     run = run_script(script, port=port)

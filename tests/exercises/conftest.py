@@ -1,5 +1,6 @@
 """Judging many answers to one exercise, with what is the course's own played once on each draw, and not once for each answer."""
 
+import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -7,16 +8,28 @@ import pytest
 
 from amp_course.checking import Mistake
 from amp_course.checking.judging import Judge, Turn
+from amp_course.distributed.ranks import turns_on_ranks
 
 _PLAYED: dict[tuple[int, str, int], list[Turn]] = {}  # (judge, mistake or "" for the right answer, seed) → its turns
 
 
+@pytest.hookimpl(tryfirst=True)  # before the marks choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of one exercise next to one another: then, of two processes, one plays what they share."""
+    """Put the tests of one exercise next to one another: then, of two processes, one plays what they share.
+
+    Where each answer is played on ranks, in processes of their own, those tests that play many are of the slow part.
+    """
     places = [place for place, item in enumerate(items) if item.path.name == "test_answers.py"]
-    together = sorted((items[place] for place in places), key=lambda item: item.callspec.params["exercise"].id)
+    together = sorted((items[place] for place in places), key=lambda item: exercise_of(item).id)
     for place, item in zip(places, together, strict=True):
         items[place] = item
+        plays_many = "whatever_is_drawn" in item.name or "told_nothing_false" in item.name
+        if plays_many and turns_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.play)).values():
+            item.add_marker(pytest.mark.slow)
+
+
+def exercise_of(item: pytest.Item) -> Any:
+    return item.callspec.params["exercise"]  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def test_a_variant_replaces_every_matmul_and_keeps_the_parameters(name: str) -> 
         assert after == before
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_fp32_but_for_rounding_and_seeds_decide() -> None:
     for train, loss in ((train_gpt, 4.9), (train_resnet, 2.5)):
         exact = train(find_variant("fp32"), steps=3)
@@ -88,6 +89,7 @@ def test_a_gradient_is_far_from_fp32s_by_what_was_rounded() -> None:
     assert found["bf16"].mean == pytest.approx(found["bf16"].single)  # nothing is drawn
 
 
+@pytest.mark.slow
 def test_drawn_rounding_averages_out_only_where_nothing_is_clipped() -> None:
     down, up = gradient_errors(
         [find_variant("MXFP4, scale down, stochastic"), find_variant("MXFP4, scale up, stochastic")], draws=6

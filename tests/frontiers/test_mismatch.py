@@ -48,6 +48,7 @@ def in_fp64(model: CharGPT, ids):
 # The engines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_in_fp32_every_engine_computes_the_model(models, engine: Engine) -> None:
     model = models[0]
@@ -141,6 +142,7 @@ def test_what_a_mismatch_says_of_itself() -> None:
     assert (none.mean, none.largest, none.identical, none.effective_share, none.divergence) == (0, 0, 1, 1, 0)
 
 
+@pytest.mark.slow
 def test_three_bits_more_make_log_ratios_eight_times_smaller(found) -> None:
     for seed in range(3):
         fp32, fp16, bf16 = (found["inference", name, seed] for name in ("fp32", "fp16", "bf16"))
@@ -223,6 +225,7 @@ def test_the_reward() -> None:
     assert alternation(ids).tolist() == pytest.approx([1, 0, 2 / 3, 0])
 
 
+@pytest.mark.slow
 def test_a_policy_learns_whatever_the_format() -> None:
     """Nothing more is claimed: at this size formats differ by no more than seeds do."""
     model = mm.small_policy(0, steps=60, context=16)

@@ -82,6 +82,7 @@ def test_the_resnet_learns_the_digits() -> None:
     assert right > 0.95  # 0.98 seen, in half a second
 
 
+@pytest.mark.slow
 def test_the_gpt_learns_to_spell() -> None:
     torch.manual_seed(0)
     text = CharText(documentation_text())

@@ -67,6 +67,7 @@ def test_an_emulated_recipe_is_measured_within_its_limit(monkeypatch):
     assert found.speedup == pytest.approx(0.06)
 
 
+@pytest.mark.slow
 def test_each_measurement_stays_until_cleared(panel, monkeypatch):
     monkeypatch.setattr(panel_module, "measure_pair", lambda *args: Measured("amp_bf16", 64, 8, 0.02, 0.01))
     for _ in range(20):

@@ -216,6 +216,7 @@ def tiny(monkeypatch, tmp_path, measured):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_measures_prints_and_saves_under_new_names(tiny, capsys):
     assert cli.main(["bench", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()

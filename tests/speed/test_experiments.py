@@ -345,6 +345,7 @@ def test_a_child_returns_its_last_line_or_its_last_error():
         run_python("pass")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
 @pytest.mark.parametrize("code, seconds", [("print(open('{}').read()); time.sleep(60)", 1.5), ("print('done')", 30)])
 def test_what_a_child_started_ends_with_it(code, seconds, tmp_path):

@@ -172,6 +172,7 @@ except KeyboardInterrupt as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 @pytest.mark.parametrize("whole_group", [False, True], ids=["kernel", "terminal"])
 def test_an_interrupt_leaves_no_worker(whole_group):

@@ -56,6 +56,7 @@ def together(gradients):
     return torch.cat(list(gradients.values()))
 
 
+@pytest.mark.slow
 def test_gradients_between_layers_die_first(gpt, cnn):
     for recorder in (gpt[0], cnn):
         weights, outputs = (

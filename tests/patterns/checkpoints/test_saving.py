@@ -168,6 +168,7 @@ saving.save_checkpoint(sys.argv[1], model=model, optimizer=optimizer, step=2)
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_the_old_checkpoint_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     child = subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True)
