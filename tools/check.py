@@ -1,7 +1,7 @@
 """Run every check of the course that needs no GPU, the quick ones first; stop where one fails.
 
 `make test` runs this in .venv. Names of parts choose some: `make test ARGS="ruff unit"`. What takes longest runs only if it
-is named, `make test ARGS=slow` or `make test-classroom`; `.ci/run` does all three.
+is named, `make test ARGS="slow solutions"` or `make test-classroom`; `.ci/run` does all of it.
 """
 
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = ["--nbval-current-env", "--nbval-cell-timeout=120", "--timeout=600", "-p", "no:cacheprovider"]
-NBVAL += ["-p", "tests.notebooks.kernel_start"]
+NBVAL += ["-p", "tests.notebooks.kernel_start", "--dist", "loadfile", "--no-loadscope-reorder"]
+LONGEST = [f"notebooks/{stem}.ipynb" for stem in ("10_distributed", "09_speed", "12_frontiers", "11_debugging")]
 
 
 def pytest(*arguments: str) -> list[str]:
@@ -38,11 +39,11 @@ PARTS = {
     ),
     "notebooks": (
         "each cell shows what is stored",
-        pytest("-q", "--dist", "loadfile", "--no-loadscope-reorder", "--nbval", *NBVAL, "notebooks", "solutions"),
+        pytest("-q", "--nbval", *NBVAL, *LONGEST, "notebooks"),
     ),
     "exercises": (
         "an untouched exercise runs to its end",
-        pytest("-q", "--dist", "loadfile", "--nbval-lax", *NBVAL, "exercises"),
+        pytest("-q", "--nbval-lax", *NBVAL, "exercises"),
     ),
     "browser": (
         "the reader's way in JupyterLab, and a look at every panel",
@@ -53,6 +54,10 @@ ON_DEMAND = {
     "slow": (
         "benchmarks, whole trainings, real processes, each panel in JupyterLab",
         pytest("-q", "--dist", "worksteal", "-m", "slow"),
+    ),
+    "solutions": (
+        "each cell of the solutions shows what is stored",
+        pytest("-q", "--nbval", *NBVAL, "solutions"),
     ),
     "classroom": (
         "a class of thirty, graded",

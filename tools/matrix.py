@@ -26,7 +26,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "machines.md"
-PARTS = ("unit", "notebooks", "exercises", "slow")  # the browser needs no torch of its own: `make test` runs it once
+PARTS = (
+    "unit",
+    "notebooks",
+    "exercises",
+    "slow",
+    "solutions",
+)  # the browser needs no torch of its own: `make test` runs it once
 DRAWS = {"AMP_COURSE_DRAWS": "20"}  # of each exercise's cases; `make test` draws fewer
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}  # as a laptop without avx512 and bf16 units
 

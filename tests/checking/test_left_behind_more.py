@@ -1,11 +1,13 @@
 """Rarer things that an answer can leave behind: the tables of this file go through the tests of `test_left_behind`."""
 
+import json
 import logging
 import math
 import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from matplotlib import pyplot as plt
 from torch import nn
 from torch.autograd import forward_ad
 
-from amp_course.checking.sandbox import sandbox
+from amp_course.checking.sandbox import Sandbox, sandbox
 from tests.checking.test_left_behind import FAULT, NOTE, enter, replace, said
 
 pytestmark = [
@@ -318,7 +320,7 @@ def printed(code: str, **environment: str) -> str:
 def test_libraries_that_an_answer_is_the_first_to_load_are_not_its_doing() -> None:
     code = """
 import matplotlib
-from amp_course.checking.sandbox import sandbox
+from amp_course.checking.sandbox import Sandbox, sandbox
 import torch
 with sandbox() as left:
     import matplotlib.pyplot as plt
@@ -335,7 +337,7 @@ def test_the_first_compiled_function_of_a_process_is_not_accused() -> None:
     """PyTorch puts an `__init__` of its own into `nn.Module` then."""
     code = """
 import torch
-from amp_course.checking.sandbox import sandbox
+from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.warmup import load_lazy_modules
 load_lazy_modules()
 before = torch.nn.Module.__init__
@@ -350,7 +352,7 @@ print(left.leaks, left.remarks, torch.nn.Module.__init__ is not before)
 def test_a_backend_that_the_answer_chooses_before_pyplot_is_loaded() -> None:
     code = """
 import matplotlib
-from amp_course.checking.sandbox import sandbox
+from amp_course.checking.sandbox import Sandbox, sandbox
 with sandbox() as left:
     import matplotlib.pyplot as plt
     plt.switch_backend("svg")
@@ -379,3 +381,42 @@ def test_what_torch_counts_in_its_classes_is_not_the_answers_doing():
                 torch.ones(2) + torch.ones(2)
         FakeTensorMode.cache_hits += 1
     assert not used.leaks and not used.remarks
+
+
+def told(left: Sandbox) -> str:
+    return " ".join(left.leaks + left.remarks)
+
+
+def test_a_module_that_has_changed_before_is_still_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "new_here", "harmless", raising=False)
+    with sandbox() as left:
+        pass
+    assert left.leaks == []
+    monkeypatch.setattr(json, "newer", print, raising=False)
+    original = json.dumps
+    for _ in range(2):
+        with sandbox() as left:
+            json.dumps = lambda value: ""
+        assert "`json.dumps`" in told(left) and json.dumps is original
+
+
+def test_a_sandbox_in_a_sandbox_that_found_something() -> None:
+    softmax, dumps = torch.softmax, json.dumps
+    with sandbox() as outer:
+        with sandbox() as inner:
+            torch.softmax = abs
+        json.new_in_between = "harmless"
+        json.dumps = repr
+    del json.new_in_between
+    assert "`torch.softmax`" in told(inner) and "dumps" not in told(inner)
+    assert "`json.dumps`" in told(outer) and "softmax" not in told(outer)
+    assert torch.softmax is softmax and json.dumps is dumps
+
+
+def test_a_module_under_another_name_is_lost_under_its_own() -> None:
+    name, module = "made_up_and_last", types.ModuleType("made_up_and_last")
+    sys.modules[name] = module
+    with sandbox() as left:
+        sys.modules["renamed"] = sys.modules.pop(name)
+    assert f"`{name}`" in told(left) and sys.modules.pop(name) is module
+    del sys.modules["renamed"]

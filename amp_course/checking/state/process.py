@@ -63,8 +63,9 @@ def _set_collector(was: tuple[Any, ...]) -> None:
 
 
 def _lost_modules(was: dict[str, Any]) -> list[str]:
-    now = sys.modules.values()
-    if len(now) >= len(was) and all(map(operator.is_, was.values(), now)):  # what is imported meanwhile comes last
+    now = sys.modules
+    same_row = all(map(operator.is_, was, now)) and all(map(operator.is_, was.values(), now.values()))
+    if same_row and len(now) >= len(was):  # what is imported meanwhile comes last
         return []
     return [name for name, module in was.items() if sys.modules.get(name) is not module]
 
