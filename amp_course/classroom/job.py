@@ -20,6 +20,7 @@ class Limits:
     disk_bytes: int = 256 * 2**20
     memory_bytes: int = 6 * 2**30
     output_bytes: int = 2**20  # of one cell
+    processes: int = 200  # at once; two ranks with their loaders are ten
 
 
 @dataclass(frozen=True)

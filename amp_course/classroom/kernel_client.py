@@ -53,7 +53,7 @@ class Kernel(NotebookClient):
             iopub_timeout=10,
             raise_on_iopub_timeout=False,
         )
-        self._limits, self._printed, self.too_much = job.limits, 0, False
+        self._limits, self._printed, self.excess = job.limits, 0, ""  # what it was stopped for, in words
         self._scratch, key = scratch, secrets.token_bytes(32)
         self._seal = Seal(key)
         settings = {
@@ -93,7 +93,7 @@ class Kernel(NotebookClient):
                 cwd=str(home), env=_environment(self._scratch / "settings.json"), stdout=log, stderr=log
             )
         await self.async_start_new_kernel_client()
-        self._watch = asyncio.create_task(self._watch_disk())
+        self._watch = asyncio.create_task(self._watch_use())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -104,14 +104,22 @@ class Kernel(NotebookClient):
             self.kc.stop_channels()
             self.kc = None
 
-    async def _watch_disk(self) -> None:
-        """End the kernel once it has written too much where it can; bubblewrap itself limits what only the submission sees."""
-        most = 2 * self._limits.disk_bytes  # one file as large as allowed may be there
-        while _size(self._scratch) <= most and _written(self._process) <= most:
+    async def _watch_use(self) -> None:
+        """End the kernel once it has written too much where it can, or has too many processes."""
+        while not self.excess:
             await asyncio.sleep(0.5)
-        self.too_much = True
+            self.excess = self._find_excess()
         _kill_children(self._process)
         await self._process.signal_kernel(signal.SIGKILL)
+
+    def _find_excess(self) -> str:
+        processes, most = _children(self._process), 2 * self._limits.disk_bytes
+        if len(processes) > self._limits.processes:
+            return f"it had more than {self._limits.processes} processes at once"
+        # bubblewrap itself limits what only the submission sees; here, one file as large as allowed may be there.
+        if max(_size(self._scratch), _written(processes)) > most:
+            return f"it wrote more than {most / 2**20:.0f} MB"
+        return ""
 
     async def run_cell(self, cell: NotebookNode, number: int) -> None:
         """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends, or cannot be stopped."""
@@ -231,26 +239,50 @@ def _delete(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _children(manager: Any) -> list[psutil.Process]:
-    """Return the processes that a kernel has started, and those that they have."""
+def _first(manager: Any) -> psutil.Process | None:
+    """Return a kernel's process, or that of its bubblewrap; None if it has ended."""
     process = getattr(getattr(manager, "provisioner", None), "process", None)
     try:
-        return list(psutil.Process(process.pid).children(recursive=True)) if process is not None else []
+        return None if process is None else psutil.Process(process.pid)
+    except psutil.Error:
+        return None
+
+
+def _children(manager: Any) -> list[psutil.Process]:
+    """Return the processes that a kernel has started, and those that they have."""
+    first = _first(manager)
+    try:
+        return [] if first is None else list(first.children(recursive=True))
     except psutil.Error:
         return []
 
 
-def _written(manager: Any) -> int:
-    """Return the bytes that a submission's processes have sent to a disk, deleted files too."""
+def _written(processes: list[psutil.Process]) -> int:
+    """Return the bytes that processes have sent to a disk, deleted files too."""
     total = 0
-    for one in _children(manager):
+    for one in processes:
         with contextlib.suppress(psutil.Error, AttributeError, OSError):  # macOS does not tell
             total += one.io_counters().write_bytes
     return total
 
 
 def _kill_children(manager: Any) -> None:
-    """Kill what the submission has started; in bubblewrap it dies with its first process."""
-    for child in _children(manager):
+    """Kill what the submission has started; in bubblewrap it dies with its first process.
+
+    All are halted before any is killed, the kernel too: else they would start others meanwhile.
+    """
+    first = _first(manager)
+    if first is None:
+        return
+    halted: dict[int, psutil.Process] = {}
+    new = [first]
+    while new:
+        for process in new:
+            halted[process.pid] = process
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        new = [child for child in _children(manager) if child.pid not in halted]
+    for process in halted.values():
         with contextlib.suppress(psutil.Error):
-            child.kill()
+            if process != first:
+                process.kill()

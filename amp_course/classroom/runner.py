@@ -83,10 +83,8 @@ async def _once(job: Job, done: Run, left_out: set[int]) -> int | None:
                     ):  # nbclient takes an interrupted run for a dead kernel
                         raise asyncio.CancelledError from None
                     _end(done, cell, number, task)
-                    if kernel.too_much:
-                        done.findings.append(
-                            f"it wrote more than {2 * job.limits.disk_bytes / 2**20:.0f} MB and was stopped"
-                        )
+                    if kernel.excess:
+                        done.findings.append(f"{kernel.excess} and was stopped")
                     return number
     return None
 

@@ -266,6 +266,10 @@ subprocess.Popen(["sleep", "987"], start_new_session=True)
             "for number in range(2000):\n    open(f'{place}/big{number}', 'wb').write(bytes(10**7))",
             "it wrote more than",
         ),
+        (
+            "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        time.sleep(985)\ntime.sleep(985)",
+            "it had more than 200 processes at once",
+        ),
         ("x = bytearray(10**11)", ""),
         ("input('your key, please: ')", ""),
         ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
