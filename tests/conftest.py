@@ -75,15 +75,20 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope="session")
-def chromium():
-    """One Chromium for pages that need no JupyterLab, the book's and the slides': Playwright starts once in a process."""
-    playwright = pytest.importorskip("playwright.sync_api")
+def playwright():
+    """Playwright, which starts once in a process."""
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def chromium(request):
+    """One Chromium for pages that need no JupyterLab, the book's and the slides'."""
     from tests.browser.conftest import BROWSERS, FLAGS
 
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None and not os.environ.get("AMP_COURSE_REQUIRE_BROWSER"):
         pytest.skip("no Chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
+    browser = request.getfixturevalue("playwright").chromium.launch(executable_path=path, args=FLAGS)
+    yield browser
+    browser.close()

@@ -25,7 +25,7 @@ from amp_course.classroom.assignment import TEST, Task, tasks_of
 from amp_course.classroom.folder import ClassFolder, HandedIn
 from amp_course.classroom.job import Job, Limits
 from amp_course.classroom.kernel_client import sweep
-from amp_course.classroom.names import printable
+from amp_course.classroom.names import printable, whole_letters
 from amp_course.classroom.runner import Run, run
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
@@ -263,7 +263,7 @@ class _Grader:
         if ran.book.cells:
             graded = self.place.autograded(chapter, result.student)
             graded.parent.mkdir(parents=True, exist_ok=True)
-            write_text(graded, nbformat.writes(ran.book) + "\n")
+            write_text(graded, whole_letters(nbformat.writes(ran.book)) + "\n")
         scores = {TEST + answer.exercise.split(".")[1]: answer.points for answer in result.answers}
         gradebook.record(self.place.root, chapter.stem, result.student, scores, review=bool(result.withheld))
         self._gradebook = _content(self.place.gradebook)

@@ -23,6 +23,7 @@ _OURS = "amp_course"
 _NOTEBOOKS_OWN = {
     "print",
     "input",
+    "open",
     "exit",
     "quit",
     "help",
@@ -45,7 +46,7 @@ _COMPARES = (
 # What the course itself, Python or a notebook changes while it works.
 _CHANGES = (
     *("._hints_shown", "._shown_in", "progress._waiting", "__warningregistry__", ".__doc__", ".__annotations__"),
-    *("__loader__", "__spec__", "__file__", "__cached__", "__builtins__", "patched._last[0]"),
+    *("__loader__", "__spec__", "__file__", "__cached__", "__builtins__", "__path__", "patched._last[0]", ".seconds"),
 )
 
 

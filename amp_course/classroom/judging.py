@@ -28,7 +28,7 @@ from amp_course.checking import Exercise
 from amp_course.classroom.integrity import Part, fingerprint, replaced
 from amp_course.classroom.verdict import Seal, Verdict
 
-_LIMIT = 256 * 2**20  # bytes of an answer
+LIMIT = 256 * 2**20  # bytes of an answer
 PATIENCE = 20.0  # seconds for what a check does besides running the answer
 _MOST = 5  # of each kind of evidence
 
@@ -49,10 +49,16 @@ class Keeper:
         there.close()
 
     def ask(
-        self, exercise: str, answer: bytes, problem: str, sources: Mapping[str, list[str]], question: str
+        self, exercise: str, answer: bytes, state: str, problem: str, sources: Mapping[str, list[str]], question: str
     ) -> dict[str, str]:
-        """Return a sealed verdict on an answer, a pickle of it; `problem` says in its stead why there is none."""
-        request = {"exercise": exercise, "problem": problem, "sources": dict(sources), "question": question}
+        """Return a sealed verdict on an answer, a pickle of it; if there is none, its state and why are given instead."""
+        request = {
+            "exercise": exercise,
+            "state": state,
+            "problem": problem,
+            "sources": dict(sources),
+            "question": question,
+        }
         with self._lock:
             _send(self._here, request, answer)
         found, _ = _receive(self._here)
@@ -113,7 +119,7 @@ def _keep(line: socket.socket, exercises: Mapping[str, Exercise], seal: Seal, be
 def _split_off(exercise: Exercise, answer: bytes, request: Mapping[str, Any], before: list[Part]) -> Verdict:
     """Judge one answer in a process of its own, which is killed if it does not end."""
     if request.get("problem"):
-        return Verdict(exercise.id, "not attempted", str(request["problem"]))
+        return Verdict(exercise.id, str(request["state"]), str(request["problem"]))
     here, there = socket.socketpair()
     process = os.fork()
     if process == 0:
@@ -197,7 +203,7 @@ def _send(line: socket.socket, message: Mapping[str, Any], more: bytes) -> None:
 
 def _receive(line: socket.socket, until: float | None = None) -> tuple[dict[str, Any], bytes]:
     text, more = struct.unpack("!QQ", _exactly(line, 16, until))
-    if max(text, more) > _LIMIT:
+    if max(text, more) > LIMIT:
         raise ValueError("too long")
     message = json.loads(_exactly(line, text, until))
     if not isinstance(message, dict):

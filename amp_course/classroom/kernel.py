@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.classroom.integrity import Part, fingerprint, replaced
-from amp_course.classroom.judging import Keeper
+from amp_course.classroom.judging import LIMIT, Keeper
 from amp_course.classroom.verdict import REPLY, REQUEST
 
 SETTINGS = "AMP_COURSE_GRADING"  # names the file with the settings; it is deleted before the submission runs
@@ -78,30 +78,32 @@ def _handler(kernel: Any, keeper: Keeper, before: list[Part]) -> Callable[..., N
         with contextlib.suppress(Exception):  # the submission may have done anything to this process; no verdict, then
             for path in replaced(before)[:3]:
                 keeper.note("replaced", path)
-            pickled, problem = _pickled(content["answer"], kernel.shell.user_ns)
-            reply = keeper.ask(content["exercise"], pickled, problem, _cells(), content["question"])
+            answer = _pickled(content["answer"], kernel.shell.user_ns)
+            reply = keeper.ask(content["exercise"], *answer, _cells(), content["question"])
         kernel.session.send(stream, REPLY, reply, message, ident=identity)
 
     return answer_request
 
 
-def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str]:
-    """Return a copy of an answer that can be sent, and why there is none."""
+def _pickled(source: str, names: dict[str, Any]) -> tuple[bytes, str, str]:
+    """Return a copy of an answer that can be sent; or none, the state of the answer then, and why."""
     import cloudpickle
 
     try:
         answer = eval(source, names)
     except NameError:
-        return b"", "Nothing of that name was left to check."
+        return b"", "not attempted", "Nothing of that name was left to check."
     except Exception as error:
-        return b"", f"{source} raised {type(error).__name__}."
+        return b"", "not attempted", f"{source} raised {type(error).__name__}."
     try:
-        return cloudpickle.dumps(answer), ""
+        copied, why = cloudpickle.dumps(answer), ""
+        if len(copied) > LIMIT:
+            why = f"with all that it uses it has {len(copied) / 2**20:,.0f} MB, and {LIMIT / 2**20:.0f} MB is the most"
     except Exception as error:
-        return (
-            b"",
-            f"The answer could not be copied into the process that checks it ({type(error).__name__}: {error})."[:400],
-        )
+        copied, why = b"", f"{type(error).__name__}: {error}"
+    if why:
+        return b"", "no verdict", f"The answer could not be copied into the process that checks it ({why})."[:400]
+    return copied, "", ""
 
 
 def _cells() -> dict[str, list[str]]:

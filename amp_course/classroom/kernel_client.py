@@ -125,7 +125,10 @@ class Kernel(NotebookClient):
         """Run a cell and keep its outputs. Raises DeadKernelError if the kernel ends, or cannot be stopped."""
         self._printed = 0
         began = time.monotonic()
-        await self.async_execute_cell(cell, number)
+        try:
+            await self.async_execute_cell(cell, number)
+        except (ValueError, RecursionError) as error:  # from a message of the submission's own making
+            raise DeadKernelError("a message that cannot be read") from error
         if time.monotonic() - began > self._limits.cell_seconds:
             await self._must_answer()
 
@@ -134,6 +137,8 @@ class Kernel(NotebookClient):
         question = secrets.token_hex(16)
         content = {"exercise": task.exercise.id, "answer": task.answer, "question": question}
         reply = await self._ask(REQUEST, content, REPLY, 2 * task.exercise.seconds + 2 * PATIENCE)
+        if not reply:
+            return Verdict(task.exercise.id, "no verdict", "the process that checks answers had ended")
         verdict = self._seal.open(reply, question)
         if verdict is None or verdict.exercise != task.exercise.id:
             return Verdict(
@@ -165,7 +170,7 @@ class Kernel(NotebookClient):
 
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         """Keep an output, as long as the cell has not printed more than the limit."""
-        if msg["msg_type"] in ("stream", "display_data", "execute_result", "error"):
+        if msg["msg_type"] in ("stream", "display_data", "update_display_data", "execute_result", "error"):
             self._printed += len(json.dumps(msg["content"], default=str))
             if self._printed > self._limits.output_bytes:
                 return None

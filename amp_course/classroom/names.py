@@ -4,3 +4,8 @@
 def printable(text: str) -> str:
     """Return a text that a terminal, a page or a database shows as it is: what cannot be printed becomes �."""
     return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def whole_letters(text: str) -> str:
+    """Replace what JSON can hold and no file can: halves of letters, such as half an emoji."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

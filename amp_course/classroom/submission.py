@@ -17,10 +17,11 @@ import nbformat
 from nbformat import NotebookNode
 
 from amp_course.classroom.assignment import TEST
+from amp_course.classroom.names import whole_letters
 from amp_course.kit.errors import cause_and_cure
 
 LIMIT = 20 * 2**20  # bytes of a notebook, and of all that comes with it
-_HELP = re.compile(r"^\s*exercises\.(\w+)\.(hint|solution)\(\)", re.MULTILINE)
+_HELP = re.compile(r"^[ \t]*exercises\.(\w+)\.(hint|solution)\(\)", re.MULTILINE)
 
 
 class Unreadable(Exception):
@@ -146,7 +147,7 @@ def _clean(cell: Any) -> NotebookNode:
     grade_id = mark.get("grade_id")
     metadata = {"nbgrader": {"grade_id": grade_id}} if isinstance(grade_id, str) else {}
     name = cell.get("id") if isinstance(cell.get("id"), str) else ""
-    source = source.replace("\r\n", "\n")
+    source = whole_letters(source.replace("\r\n", "\n"))
     if kind != "code":
         made = nbformat.v4.new_markdown_cell(source, metadata=metadata)
     else:

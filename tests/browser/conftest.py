@@ -59,7 +59,7 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(scope="session")
-def launch():
+def launch(request):
     """Return a function that starts Chromium, and its context, with Playwright's options for a browser."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
@@ -70,21 +70,20 @@ def launch():
         if os.environ.get("AMP_COURSE_REQUIRE_BROWSER") == "1":
             pytest.fail(how)
         pytest.skip(how)
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
     expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        started = []
+    playwright, started = request.getfixturevalue("playwright"), []
 
-        def launch(**options):
-            started.append(playwright.chromium.launch(executable_path=path, args=FLAGS, **options))
-            context = started[-1].new_context(viewport={"width": 1500, "height": 1000})
-            context.set_default_timeout(PATIENCE)
-            return context
+    def launch(**options):
+        started.append(playwright.chromium.launch(executable_path=path, args=FLAGS, **options))
+        context = started[-1].new_context(viewport={"width": 1500, "height": 1000})
+        context.set_default_timeout(PATIENCE)
+        return context
 
-        yield launch
-        for chromium in started:
-            chromium.close()
+    yield launch
+    for chromium in started:
+        chromium.close()
 
 
 @pytest.fixture(scope="session")

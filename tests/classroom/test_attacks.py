@@ -133,6 +133,10 @@ HONEST = {
     "a malformed message": (
         "k = get_ipython().kernel\nk.session.send(k.iopub_socket, 'stream', {'x': 1}, parent=k.get_parent('shell'))"
     ),
+    "reload of the exercises": "import importlib\nimportlib.reload(exercises)",
+    "more time for a slow laptop": "exercises.honest_timing.seconds = 120",
+    "open": "import builtins, functools\nbuiltins.open = functools.partial(open, encoding='utf-8')",
+    "half a letter": "from IPython.display import display\ndisplay({'text/plain': '\\ud83d'}, raw=True)",
     "folders in folders": "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
 }
 
@@ -271,6 +275,18 @@ subprocess.Popen(["sleep", "987"], start_new_session=True)
             "it had more than 200 processes at once",
         ),
         ("x = bytearray(10**11)", ""),
+        ("data = torch.zeros(75_000_000)\ndef add_autocast(*a): return data", ""),
+        (
+            "k = get_ipython().kernel\ns = k.session\n"
+            "parts = [s.pack(s.msg_header('stream')), *[s.pack({})] * 2, b'[' * 50_000 + b']' * 50_000]\n"
+            "k.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), *parts])\nimport time; time.sleep(2)",
+            "ended its kernel or could not be stopped",
+        ),
+        (
+            "h = display('a', display_id='z')\nget_ipython().display_pub.publish("
+            "{'text/plain': 'u' * 30_000_000}, transient={'display_id': 'z'}, update=True)",
+            "",
+        ),
         ("input('your key, please: ')", ""),
         ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
     ],
@@ -283,6 +299,7 @@ def test_a_bad_answer_costs_only_its_own_points(
     assert result.points == ALL - 1, result.findings
     assert any(told in finding for finding in result.findings) or not told
     assert {one.exercise for one in result.answers if not one.points} == {"loop.add_autocast"}
+    assert place.autograded(loop, "mallory").stat().st_size < 4 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,18 @@ def test_other_names_that_browsers_make(place: ClassFolder, loop: Chapter, full:
     file = hand_in(place, loop, "ada", full)
     file.rename(file.with_name("06_loop (1).ipynb"))
     assert [Path(one.notebook).name for one in place.handed_in(loop)] == ["06_loop (1).ipynb"]
+
+
+def test_a_cell_of_empty_lines_is_read_at_once(
+    place: ClassFolder, loop: Chapter, release: NotebookNode, full: NotebookNode
+) -> None:
+    full.cells.append(nbformat.v4.new_code_cell("\n" * 200_000 + "exercises.add_scaler.hint()"))
+    began = time.process_time()
+    repaired(place, loop, release, full)
+    assert time.process_time() - began < 20  # a search that starts again at each line takes a minute
+
+
+def test_half_a_letter(place: ClassFolder, loop: Chapter, full: NotebookNode) -> None:
+    full.cells.append(nbformat.v4.new_markdown_cell("half a letter"))
+    text = json.dumps(full).replace("half a letter", "\\ud83d")
+    assert read(hand_in(place, loop, "ada", text)).cells[-1].source == "�"
