@@ -98,6 +98,20 @@ def test_what_replaces_its_judge_earns_nothing(place: ClassFolder, loop: Chapter
         assert book.find_submission("06_loop", "mallory").needs_manual_grade
 
 
+def test_no_process_but_the_judge_says_correct(place: ClassFolder, loop: Chapter) -> None:
+    first = (
+        "kernel = get_ipython().kernel\n"
+        "handler = kernel.shell_handlers['amp_course_check_request']\n"
+        "held = dict(zip(handler.__code__.co_freevars, [cell.cell_contents for cell in handler.__closure__]))\n"
+        "def asked(stream, identity, message):\n"
+        "    content = message['content']\n"
+        "    reply = held['keeper'].ask(content['exercise'], b'', 'correct', 'mine', {}, content['question'])\n"
+        "    kernel.session.send(stream, 'amp_course_check_reply', reply, message, ident=identity)\n"
+        "kernel.shell_handlers['amp_course_check_request'] = asked"
+    )
+    assert graded(place, loop, first=first).points == 0
+
+
 def test_emptied_notes_do_not_change_a_verdict(place: ClassFolder, loop: Chapter) -> None:
     first = (
         "handler = get_ipython().kernel.shell_handlers['amp_course_check_request']\n"
