@@ -3,6 +3,8 @@
 A **play** runs any answer on cases and yields, turn by turn, the facets of what came of it. The first facet that differs from the
 right answer's is the one to explain. A cause is named only if a mistake in the table does what the answer did, on every turn;
 otherwise the message says what was seen: the case, what is right and what came.
+
+At the end every answer plays the first case once more: whatever it keeps from call to call shows in another result.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,9 +28,17 @@ from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.state.torch_autograd import TORCH_AUTOGRAD
 from amp_course.checking.state.torch_modes import TORCH_MODES
 from amp_course.checking.state.torch_settings import TORCH_SETTINGS
+from amp_course.kit.random_state import random_state, set_random_state
 
 _OURS = (*TORCH_MODES, *TORCH_AUTOGRAD, *TORCH_SETTINGS)  # what the course's own answers and mistakes may leave changed
 _RAISED, _REFUSED = "raised", "refused"
+
+REMEMBERS = "remembers an earlier call"
+_REMEMBERS = (
+    "your code gives another result when the check repeats its first case at the end. Something lasts from one call to the "
+    "next: look for a default argument such as `seen=[]`, a global variable, an attribute of the class, a cache, or an iterator "
+    "that is used up"
+)
 
 Play = Callable[[Any, random.Random], Iterator["Turn"]]
 
@@ -41,12 +51,16 @@ class Turn:
     facets: what has to be right → what it is, in the order in which it is explained: {"the norm": 3.5}
     facts:  what messages may quote in braces; {case} is there anyway
     clues:  what need not be right, and tells mistakes apart
+    elsewhere: whether the answer ran in another process, which keeps nothing for the next call
+    again:  whether this is the first case, played once more at the end
     """
 
     case: str
     facets: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
     clues: dict[str, Any] = field(default_factory=dict)
+    elsewhere: bool = False
+    again: bool = False
 
 
 class Failed(Exception):
@@ -100,7 +114,9 @@ class Judge:
         if left is not None:
             left.leaks += found.leaks
             left.remarks += found.remarks
-        wrong = self.explain(mine, right, lambda mistake: self.turns_of_mistake(mistake, seed))
+        # A leak is named already, and the next call works in what this one left changed.
+        turns: Any = _once if found.leaks else iter
+        wrong = self.explain([*turns(mine)], [*turns(right)], lambda one: turns(self.turns_of_mistake(one, seed)))
         if wrong is not None:
             raise wrong
 
@@ -108,8 +124,9 @@ class Judge:
         self, mine: list[Turn], right: list[Turn], played: Callable[[Mistake], Generator[Turn]]
     ) -> Wrong | None:
         """Return the diagnosis for an answer's turns, None for those of a right one; `played` gives a mistake's turns."""
-        if {_RAISED, _REFUSED} & right[-1].facets.keys():
-            raise RuntimeError(f"the course's own answer fails: {right[-1].facets}") from right[-1].facts.get("error")
+        for turn in right:
+            if {_RAISED, _REFUSED} & turn.facets.keys():
+                raise RuntimeError(f"the course's own answer fails: {turn.facets}") from turn.facts.get("error")
         place, facet = self._first_difference(mine, right)
         if not facet:
             return None
@@ -124,7 +141,11 @@ class Judge:
             if same:
                 told = mistake.told.format(**_facts(wanted, here))
                 return Wrong(self._with_evidence(told, facet, wanted, here), mistake.name)
-        return Wrong(self._seen(facet, wanted, here))
+        seen = self._seen(facet, wanted, here)
+        if mine[-1].again and (other := self._first_difference(mine[-1:], mine[:1])[1]):
+            seen = self._seen(other, mine[0], mine[-1]) if place else seen  # place 0: the first time is no measure
+            return Wrong(_and_then(_REMEMBERS, f"{seen[:1].upper()}{seen[1:]}"), REMEMBERS)
+        return Wrong(seen)
 
     def turns(self, answer: Any, seed: int) -> list[Turn]:
         """Play an answer on what a seed draws, and return all its turns."""
@@ -140,6 +161,20 @@ class Judge:
             yield from self._turns(answer, seed)
 
     def _turns(self, answer: Any, seed: int) -> Iterator[Turn]:
+        """Play an answer, and then its first turn once more."""
+        drawn, first = random_state(), None
+        for turn in self._turns_once(answer, seed):
+            first = first or turn
+            yield turn
+        if first is None or first.elsewhere or first.facets.keys() & {_RAISED, _REFUSED}:
+            return
+        set_random_state(drawn)
+        with contextlib.closing(self._turns_once(answer, seed)) as turns:
+            for turn in turns:
+                yield replace(turn, again=True)
+                break
+
+    def _turns_once(self, answer: Any, seed: int) -> Generator[Turn]:
         try:
             yield from self.play(answer, random.Random(seed))
         except Wrong as refused:  # it gave something that is no answer at all
@@ -187,6 +222,10 @@ class Judge:
             return told
         seen = self._seen(facet, wanted, here)
         return _and_then(told, f"{seen[0].upper()}{seen[1:]}")
+
+
+def _once(turns: Iterable[Turn]) -> Iterator[Turn]:
+    yield from (turn for turn in turns if not turn.again)
 
 
 def _facts(wanted: Turn, here: Turn) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer
 from amp_course.checking.differences import alike, describe, show_value
-from amp_course.checking.judging import Judge
+from amp_course.checking.judging import REMEMBERS, Judge
 from amp_course.checking.reading import read_bool, read_dict, read_integer, read_number, read_pair, read_tensor
 
 
@@ -137,6 +137,54 @@ def test_what_an_answer_leaves_behind_reaches_neither_the_right_code_nor_mistake
     wrong = told(leaves)
     assert wrong is not None and wrong.mistake == "does not double"
     assert torch.get_default_dtype() is before
+
+
+def counts(x: float, y: float, calls: list[float] = []) -> float:  # noqa: B006  # the fault itself
+    calls.append(x)
+    return 2 * (x + y) + (len(calls) > 2)
+
+
+def largest(x: float, y: float, so_far: list[float] = [0.0]) -> float:  # noqa: B006
+    so_far[0] = max(so_far[0], 2 * (x + y))
+    return so_far[0]
+
+
+class UsedUp:
+    """Holds an iterator that one call uses up; wrong from the second case on."""
+
+    factors = iter([2, 2])
+
+    def __call__(self, x: float, y: float) -> float:
+        return (x + y) * sum(self.factors) / 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        (counts, "For x = 1, the sum is 7, and 6 is right"),
+        (largest, ", and 6 is right"),
+        (UsedUp(), "For x = 1, the sign is False, and True is right"),
+        (lambda x, y, calls=[]: calls.append(x) or 100.0 + len(calls), "For x = 1, the sum is 101, and 6 is right"),
+    ],
+)
+def test_an_answer_that_remembers_an_earlier_call_is_told_so(answer: Any, seen: str) -> None:
+    wrong = told(answer)
+    assert wrong is not None and wrong.mistake == REMEMBERS
+    assert str(wrong).startswith("your code gives another result when the check repeats its first case")
+    assert str(wrong).endswith(seen)
+
+
+def test_a_known_mistake_keeps_its_name_only_if_the_last_case_is_as_wrong_as_the_first() -> None:
+    wrong = told(lambda x, y, calls=[]: calls.append(x) or (x if len(calls) < 3 else 0.0) * 2)
+    assert wrong is not None and wrong.mistake == REMEMBERS
+
+
+def test_what_another_process_answers_is_not_asked_again() -> None:
+    def far(answer: Any, draw: random.Random) -> Iterator[Turn]:
+        yield Turn("", {"it": answer()}, elsewhere=True)
+
+    judge = Judge(lambda: 1, far, [])
+    assert [turn.again for turn in judge.turns(judge.right, 0)] == [False]
 
 
 def test_a_right_answer_that_raises_is_the_courses_fault() -> None:

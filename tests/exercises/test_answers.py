@@ -49,6 +49,8 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, se
         yield from judge.turns_of_mistake(mistake, seed)
 
     assert judge.explain(right, right, played) is None
+    if right[-1].again:  # the first case, played once more at the end
+        assert judge.explain(right[-1:], right[:1], played) is None
     for mistake in exercise.mistakes:
         # The first draw as in a check, which plays the mistake on its own: in another folder, at another time
         mine = list(played(mistake)) if seed else judge.turns(mistake.made_of(judge.right), seed)

@@ -54,7 +54,7 @@ def turns_on_ranks(work: Any, *arguments: Any) -> Iterator[Turn]:
     reports = run_on_ranks(work, *arguments)
     for turns in zip(*(report.value for report in reports), strict=True):
         for rank, turn in enumerate(turns):
-            yield replace(turn, case=f"on rank {rank}, {turn.case}")
+            yield replace(turn, case=f"on rank {rank}, {turn.case}", elsewhere=True)
 
 
 def call_on_rank(answer: Any, case: str, *arguments: Any, **named: Any) -> Any:
