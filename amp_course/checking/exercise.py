@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from amp_course.checking import progress
+from amp_course.checking import interrupts, progress
 from amp_course.checking.blank import empty_methods, is_blank, open_places
 from amp_course.checking.explain import explain, short, where
 from amp_course.checking.judging import Judge, Play
-from amp_course.checking.limit import TimeUp, within
+from amp_course.checking.limit import PATIENCE, TimeUp, within
 from amp_course.checking.mistakes import Mistake
-from amp_course.checking.outcome import Note, Outcome, Wrong, box_html
+from amp_course.checking.outcome import Interrupted, Note, Outcome, Wrong, box_html
 from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.solutions import solution_code
 from amp_course.checking.warmup import load_lazy_modules
@@ -45,7 +45,7 @@ class Exercise:
     alternative: another right answer that is worth knowing
     judge:      takes the answer; returns if it is right, else raises `Wrong`. Set by `judge_by`
     takes:      "function" when the answer is one, else "value"
-    seconds:    the time limit of one check
+    seconds:    how long an answer may compute
     """
 
     chapter: str
@@ -62,7 +62,7 @@ class Exercise:
     alternative: str
     judge: Callable[..., None] | None = None
     takes: Literal["function", "value"] = "function"
-    seconds: float = 20.0
+    seconds: float = 10.0
     _hints_shown: int = field(default=0, init=False, repr=False)
 
     @property
@@ -83,10 +83,18 @@ class Exercise:
         """Judge an answer, show the outcome and return it; note it in the reader's progress.
 
         The answer runs with a time limit, and what all cells share (random states, autocast, default dtype, grad mode
-        and more) is put back after it. Whatever it raises comes back as an outcome, except Ctrl-C. Nothing stops a single
-        call into C that does not return: then restart the kernel.
+        and more) is put back after it. Whatever it raises comes back as an outcome. Ctrl-C raises `Interrupted`, and then
+        nothing is noted. Nothing stops a single call into C that does not return: then restart the kernel.
         """
+        try:
+            with interrupts.noted():
+                return self._check(answer)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+    def _check(self, answer: Any) -> Outcome:
         outcome = self._judge_safely(answer)
+        interrupts.hold_from_now_on()
         problem = progress.record(self.id, outcome.state, outcome.mistake)
         if problem:
             outcome = replace(outcome, notes=(*outcome.notes, problem))
@@ -147,7 +155,7 @@ class Exercise:
         `__del__` of what is thrown away.
         """
         try:
-            return within(self.seconds if seconds is None else seconds, work)
+            return within(self.seconds if seconds is None else seconds, work, PATIENCE)
         except TimeUp as late:
             line = where(late)
             with contextlib.suppress(TimeUp):

@@ -121,6 +121,11 @@ _KNOWN: list[tuple[str, str]] = [
         r"No usable temporary directory",
         "Python found no folder for temporary files: free some space on the disk, or set TMPDIR to a folder that you can write",
     ),
+    (
+        r"^(EOFError: (nobody types|EOF when reading)|StdinNotImplementedError|BdbQuit)",
+        "nobody can answer `input()` or use `breakpoint()` while a check runs: take what you need from the arguments, and to "
+        "debug your function, call it yourself",
+    ),
     (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
     (r"^RecursionError", "the function calls itself endlessly, or deeper than Python allows"),
     (r"^SystemExit", "`exit()` is for ending programs: leave a function with `return`"),
@@ -144,7 +149,7 @@ def where(error: BaseException) -> str:
         traceback = traceback.tb_next
     if found is None:
         return ""
-    text = short(linecache.getline(*found).strip())
+    text = short(linecache.getline(*found).strip().removesuffix(":"))  # more follows, perhaps after a colon of ours
     return f" in line {found[1]}, `{text}`" if text else f" in line {found[1]}"
 
 

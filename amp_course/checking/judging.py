@@ -21,13 +21,14 @@ import torch
 
 from amp_course.checking.differences import MISSING, Show, alike, describe, show_value
 from amp_course.checking.explain import explain, signature
-from amp_course.checking.limit import within
+from amp_course.checking.limit import PATIENCE, within
 from amp_course.checking.mistakes import Mistake
 from amp_course.checking.outcome import Wrong
 from amp_course.checking.sandbox import Sandbox, sandbox
 from amp_course.checking.state.torch_autograd import TORCH_AUTOGRAD
 from amp_course.checking.state.torch_modes import TORCH_MODES
 from amp_course.checking.state.torch_settings import TORCH_SETTINGS
+from amp_course.checking.workplace import workplace
 from amp_course.kit.random_state import random_state, set_random_state
 
 _OURS = (*TORCH_MODES, *TORCH_AUTOGRAD, *TORCH_SETTINGS)  # what the course's own answers and mistakes may leave changed
@@ -100,7 +101,7 @@ class Judge:
     show: Show = show_value
     said: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, answer: Any, left: Sandbox | None = None, seconds: float = 20.0) -> None:
+    def __call__(self, answer: Any, left: Sandbox | None = None, seconds: float = 10.0) -> None:
         """Return if the answer is right, else raise `Wrong`, or `TimeUp` if it runs for more than `seconds`.
 
         What the answer leaves changed is added to `left`.
@@ -109,8 +110,8 @@ class Judge:
         right = self.turns(self.right, seed)
         with sandbox(_OURS):
             torch.manual_seed(seed)  # outside the inner sandbox, which would take it for the answer's doing
-            with sandbox() as found:
-                mine = within(seconds, lambda: list(self._turns(answer, seed)))
+            with workplace(), sandbox() as found:
+                mine = within(seconds, lambda: list(self._turns(answer, seed)), PATIENCE)
         if left is not None:
             left.leaks += found.leaks
             left.remarks += found.remarks

@@ -21,12 +21,14 @@ from types import FrameType
 from typing import TypeVar, cast
 
 from amp_course.checking.explain import is_readers
+from amp_course.checking.interrupts import held, released
 
 T = TypeVar("T")
 
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _INSIST = 0.003  # seconds between further attempts
 _STEPS = 200  # bytecodes between two attempts, at most
+PATIENCE = 3.0  # times its limit that a check lets an answer wait, for its turn on a busy machine or for something else
 _IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
 
@@ -34,13 +36,38 @@ class TimeUp(BaseException):
     """Raised in the middle of an answer that ran too long; no `except Exception` catches it."""
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
     """Return `work()`. Once that has run for `seconds`, `TimeUp` is raised in it, again and again until it leaves.
 
     Raises TimeUp then, even if the work swallowed that and returned something.
+
+    patience: how many times `seconds` may pass while this thread has not yet computed for `seconds`: on a busy machine it
+              waits for its turn
     """
     in_main = threading.current_thread() is threading.main_thread()
-    return (_by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog)(seconds, work)
+    with held():
+        limit = _by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog
+        return limit(seconds, released(work), _Clock(seconds, patience))
+
+
+class _Clock:
+    """Tells whether a thread may go on: the time it has computed, and the time that has passed."""
+
+    def __init__(self, seconds: float, patience: float) -> None:
+        self.seconds, self.began = seconds, time.monotonic()
+        self.until = self.began + seconds * patience
+        if hasattr(time, "pthread_getcpuclockid"):
+            clock = time.pthread_getcpuclockid(threading.get_ident())
+            self.computed: Callable[[], float] = functools.partial(time.clock_gettime, clock)
+        else:
+            self.computed = time.process_time  # Windows knows of no other thread's
+        self.before = self.computed()
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.until and self.computed() - self.before < self.seconds
+
+    def may_import(self) -> bool:
+        return time.monotonic() < self.until + _IMPORT
 
 
 def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
@@ -54,12 +81,12 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
     return False
 
 
-def _by_timer(seconds: float, work: Callable[[], T]) -> T:
+def _by_timer(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
     armed, shots, late = False, 0, TimeUp()
     outermost, old, handled = sys._getframe(), (sys.gettrace(), sys.getprofile()), sys.exception()
 
     def spared(frame: FrameType | None) -> bool:
-        return not armed or (_imports_library(frame, outermost) and time.monotonic() < began + seconds + _IMPORT)
+        return not armed or clock.has_time() or (_imports_library(frame, outermost) and clock.may_import())
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal shots
@@ -73,7 +100,6 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
         _follow(frame, outermost, (shots - 2) % _STEPS, spared)
         raise TimeUp
 
-    began = time.monotonic()
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
     result: T | None = None
@@ -91,7 +117,7 @@ def _by_timer(seconds: float, work: Callable[[], T]) -> T:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
     if old_delay:  # somebody else's timer (pytest-timeout's, say) goes on where it stood
-        left = max(0.01, old_delay - (time.monotonic() - began))
+        left = max(0.01, old_delay - (time.monotonic() - clock.began))
         signal.setitimer(signal.ITIMER_REAL, left, old_interval)
     if shots:
         raise late  # with the line that it first hit, whatever the work made of it
@@ -164,22 +190,23 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
         pass
 
 
-def _by_watchdog(seconds: float, work: Callable[[], T]) -> T:
+def _by_watchdog(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
     # The calls are put together beforehand: between a pending exception and `clear` must be no other call.
     set_exception, target = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
     clear = functools.partial(set_exception, target, None)
     armed, shots, done = True, 0, threading.Event()
-    outermost, patience = sys._getframe(), time.monotonic() + seconds + _IMPORT
+    outermost = sys._getframe()
 
-    def importing() -> bool:
-        return _imports_library(sys._current_frames().get(target.value), outermost) and time.monotonic() < patience
+    def spared() -> bool:
+        importing = _imports_library(sys._current_frames().get(target.value), outermost)
+        return clock.has_time() or (importing and clock.may_import())
 
     def watch() -> None:
         nonlocal shots
         wait = seconds
         while not done.wait(wait):
-            if armed and importing():
+            if armed and spared():
                 wait = _AGAIN
             elif armed:
                 throw()

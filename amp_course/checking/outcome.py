@@ -37,6 +37,16 @@ class Wrong(Exception):
         self.mistake = mistake
 
 
+class Interrupted(KeyboardInterrupt):
+    """Raised by a check that Ctrl-C ends. A notebook shows its one sentence instead of a traceback, and runs no further cell."""
+
+    def __str__(self) -> str:
+        return "Interrupted; nothing was recorded."
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it
+        return [str(self)]
+
+
 def box_html(look: str, head: str, lines: list[str], code: str | None = None) -> str:
     """Draw one box: a coloured edge, a sign, a bold head, lines of text and perhaps a listing."""
     sign, colour = _LOOKS[look]

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from amp_course.checking.interrupts import raise_pending
 from amp_course.checking.outcome import State
 from amp_course.kit.errors import CourseError, cause_and_cure, describe_os_error
 from amp_course.kit.files import locked, unused_name, write_text
@@ -123,7 +124,11 @@ def _record(exercise_id: str, change: Change) -> str | None:
         with _one_thread:
             changes = _waiting.setdefault(path, [])
             changes.append((exercise_id, change))
-            told = _save(path, changes)
+            try:
+                told = _save(path, changes)
+            except KeyboardInterrupt:
+                changes.pop()
+                raise
             changes.clear()
             return told
     except OSError as error:  # TimeoutError is one too
@@ -144,6 +149,7 @@ def _save(path: Path, changes: list[tuple[str, Change]]) -> str | None:
         aside = _set_aside(path) if progress.damaged else None
         for exercise_id, change in changes:
             change(progress.data["exercises"].setdefault(exercise_id, {}))
+        raise_pending()  # Ctrl-C: from here on it is too late
         write_text(path, json.dumps(progress.data, indent=1) + "\n")
     return f"the progress file was damaged; it is kept as {aside.name}, and a new one is started." if aside else None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from amp_course.checking.interrupts import held
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.state import STATE, UNCHANGED, Item
 from amp_course.kit.random_state import RandomState, random_state, set_random_state
@@ -36,18 +37,20 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
     """Put everything back after the body, or some items, and tell what had changed. What cannot be put back is named."""
     found = Sandbox()
     with warnings.catch_warnings():
-        filters = list(warnings.filters)
-        before = [(item, _read(item.get)) for item in (STATE if items is None else items)]
-        random_before = _read(random_state)
-        modules = frozenset(sys.modules)
+        with held():
+            filters = list(warnings.filters)
+            before = [(item, _read(item.get)) for item in (STATE if items is None else items)]
+            random_before = _read(random_state)
+            modules = frozenset(sys.modules)
         try:
             yield found
         finally:
-            imported = not modules.issuperset(sys.modules)
-            _finishing(lambda: _put_back(before, random_before, found, imported))
-            # A library that is imported for the first time may add filters: that is not the reader's doing.
-            if warnings.filters != filters and not imported:
-                found.remarks.append("your code changed the warning filters; they are as before again.")
+            with held():
+                imported = not modules.issuperset(sys.modules)
+                _finishing(lambda: _put_back(before, random_before, found, imported))
+                # A library that is imported for the first time may add filters: that is not the reader's doing.
+                if warnings.filters != filters and not imported:
+                    found.remarks.append("your code changed the warning filters; they are as before again.")
 
 
 def _read(get: Callable[[], Any]) -> Any:

@@ -20,6 +20,7 @@ import amp_course
 from amp_course.checking import Exercise, Outcome, Wrong, progress
 from amp_course.checking.exercise import _named
 from amp_course.checking.judging import Turn
+from amp_course.checking.outcome import Interrupted
 from tests.checking.conftest import shared_state
 
 pytestmark = pytest.mark.usefixtures("unchanged")
@@ -302,7 +303,7 @@ def test_ctrl_c_interrupts_and_leaves_nothing(make: Make) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     before = shared_state()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match=r"^Interrupted; nothing was recorded\.$"):
         make(seconds=30).check(changes_all_and_loops)
     timer.join()
     assert shared_state() == before
@@ -312,7 +313,7 @@ def test_an_answer_that_raises_keyboard_interrupt_is_an_interrupt(make: Make) ->
     def interrupts() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         make().check(interrupts)
 
 

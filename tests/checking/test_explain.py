@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from amp_course.checking.explain import _KNOWN, explain, short, signature, where
+from amp_course.checking.workplace import NoInput
 
 
 def scaler() -> torch.amp.GradScaler:
@@ -219,7 +220,13 @@ def asks_for_a_gpu():
 MINE = explain.__code__.co_filename.replace("amp_course/", "amp_course_mine/")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
+
+def asks() -> None:
+    NoInput().readline()  # `sys.stdin` while a check runs
+
+
 PROVOKED: list[Any] = [
+    (asks, "to debug your function, call it yourself"),
     (step_without_backward, "found no gradient to look at"),
     (step_after_zero_grad, "found no gradient to look at"),
     (update_without_step, "since the last `update()`, or since the start"),

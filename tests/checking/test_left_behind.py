@@ -341,7 +341,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "replaces `warnings.showwarning`",
         FAULT,
     ),
-    "folder": (other_folder, os.getcwd, "working directory; it is", NOTE),
+    "folder": (other_folder, os.getcwd, "working directory; that is put back", NOTE),
     "environment": (
         lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
         lambda: (os.environ.get("MINE"), subprocess.run(["/bin/sh", "-c", "echo $MINE"], capture_output=True).stdout),

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from amp_course.checking.limit import TimeUp, within
+from amp_course.checking import Exercise
+from amp_course.checking.limit import PATIENCE, TimeUp, within
 
 pytestmark = pytest.mark.usefixtures("unchanged")
 
@@ -302,6 +303,34 @@ def test_the_traceback_leads_to_the_loop(endless: Callable[[], Any]) -> None:
         within(0.1, endless)
     first = busy.__code__.co_firstlineno
     assert any(name == "busy" and first < line <= first + 2 for name, line in lines_of(caught.value))
+
+
+@pytest.mark.parametrize("in_main", [pytest.param(True, marks=needs_timer), False])
+def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(in_main: bool) -> None:
+    ended: list[Any] = []
+
+    def work() -> None:
+        ended.append(within(0.05, lambda: time.sleep(0.3) or "waited", patience=1000))
+        with pytest.raises(TimeUp):
+            within(0.05, busy, patience=1000)
+        with pytest.raises(TimeUp):
+            within(0.05, short_sleeps, patience=4)
+        ended.append("stopped")
+
+    if in_main:
+        work()
+    else:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert ended == ["waited", "stopped"]
+
+
+def test_the_limit_of_a_check_is_what_chapter_00_says() -> None:
+    text = (Path(__file__).parents[2] / "notebooks/00_start.ipynb").read_text(encoding="utf-8")
+    usual, most = f"{Exercise.seconds:g}", f"{Exercise.seconds * PATIENCE:g}"
+    assert f"stops an endless loop after about {usual} seconds, on a busy machine {most}, or" in text
+    assert f"stops an endless loop after about {usual} seconds ({most} at most, on a busy machine)" in text
 
 
 def test_what_ends_in_time_is_handed_on() -> None:

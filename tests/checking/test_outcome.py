@@ -86,7 +86,7 @@ SETUP = """
     def judge(answer):
         if answer() != 2:
             raise Wrong("it is `<2>`, not " + str(answer()))
-    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), "why", "other", judge, seconds=1)
+    ex = Exercise("loop", "probe", 1, "Probe", "Write it.", 1, 1, 1, 1, ("look", "closer"), "why", "other", judge, seconds=0.4)
 """
 
 
@@ -130,10 +130,15 @@ CELLS: list[tuple[str, list[tuple[str, str]]]] = [
         "ex.check(lambda: 1 / 0)",
         [("display_data", "ZeroDivisionError (division by zero) in line 1, `ex.check(lambda: 1 / 0)`")],
     ),
-    (ENDLESS, [("display_data", "had not finished after 1 seconds and was stopped in line 4, `time.sleep(0.05)`")]),
+    (ENDLESS, [("display_data", "had not finished after 0.4 seconds and was stopped in line 4, `time.sleep(0.05)`")]),
     ("ex.check(lambda: __import__('sys').exit())", [("display_data", "raised SystemExit")]),
     ("ex.check(lambda: '<script>' + '\\ud800')", [("display_data", "not <script>")]),
     ("ex.check(print)", [("stream", ""), ("display_data", "not None")]),
+    (
+        "import signal\nex.check(lambda: signal.raise_signal(signal.SIGINT))",
+        [("error", "Interrupted; nothing was recorded.")],
+    ),
+    ("ex.check(lambda: input('who? '))", [("display_data", "nobody can answer `input()`")]),
     ("1 + 1", [("execute_result", "2")]),
 ]
 
@@ -142,6 +147,8 @@ CELLS: list[tuple[str, list[tuple[str, str]]]] = [
 def book(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     made = nbformat.v4.new_notebook()
     made.cells = [nbformat.v4.new_code_cell(textwrap.dedent(source)) for source, _ in CELLS]
+    for cell in made.cells:
+        cell.metadata["tags"] = ["raises-exception"]
     folder = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AMP_COURSE_WORK", str(folder / "my_work"))
@@ -157,6 +164,9 @@ def test_in_a_kernel(book: nbformat.NotebookNode, number: int) -> None:
     assert [output.output_type for output in outputs] == [kind for kind, _ in expected]
     for output, (kind, words) in zip(outputs, expected, strict=True):
         if kind == "stream":
+            continue
+        if kind == "error":
+            assert output.traceback == [words]
             continue
         assert words in output.data["text/plain"]
         if kind == "display_data":

@@ -205,11 +205,7 @@ PROCESS = (
     Item(
         _folder,
         _set_folder,
-        lambda was, now: (
-            f"your code changed the working directory; it is {was} again."
-            if was
-            else "your code changed the working directory."
-        ),
+        restored("the working directory"),
         fault=False,
     ),
     Item(

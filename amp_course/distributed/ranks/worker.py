@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from amp_course.checking import Failed, TimeUp, Wrong, explain, load_lazy_modules, short, signature, where, within
 from amp_course.checking.sandbox import sandbox
+from amp_course.checking.workplace import workplace
 from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
 from amp_course.distributed.ranks.report import Failure, Report
 
@@ -94,7 +95,7 @@ class Rank:
         value, failure, self.stopped = None, None, None
         watch = CollectiveWatch(self.ask)
         before = set(dist.distributed_c10d._world.pg_map)
-        with contextlib.redirect_stdout(printed), sandbox() as left, watch:
+        with contextlib.redirect_stdout(printed), workplace(), sandbox() as left, watch:
             try:
                 value = within(seconds, lambda: _call(work))
             except BaseException as error:

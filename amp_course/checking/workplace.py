@@ -1,0 +1,52 @@
+"""Where an answer runs: in an empty folder of its own, and with nobody there to type."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from amp_course.checking.interrupts import held
+
+
+class NoInput(io.TextIOBase):
+    """Stands for `sys.stdin`: whoever reads is told that nobody will answer."""
+
+    def readable(self) -> bool:
+        """Return True: it is reading that raises."""
+        return True
+
+    def readline(self, *_: Any) -> NoReturn:
+        """Raise EOFError."""
+        raise EOFError("nobody types while a check runs")
+
+    read = __next__ = readline
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[None]:
+    """Run the block in a temporary folder, where `input()` raises EOFError; afterwards all is as before."""
+    with contextlib.ExitStack() as stack:
+        with held():
+            _enter(stack)
+        try:
+            yield
+        finally:
+            with held():
+                stack.close()
+
+
+def _enter(stack: contextlib.ExitStack) -> None:
+    stack.callback(setattr, builtins, "input", builtins.input)
+    stack.callback(setattr, sys, "stdin", sys.stdin)
+    sys.stdin = no_input = NoInput()
+    builtins.input = lambda *_: no_input.readline()  # Jupyter's would ask in the browser
+    with contextlib.suppress(
+        OSError
+    ):  # no room for a folder, or the one we are in was deleted: then we stay where we are
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="amp_course-", ignore_cleanup_errors=True))
+        stack.enter_context(contextlib.chdir(folder))
