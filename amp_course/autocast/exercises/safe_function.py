@@ -145,6 +145,9 @@ safe_function.judge_by(
         Mistake("saves what came in", breaks="forward and backward run in float32",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
                 told="the points were saved before they were cast, so backward gets 16-bit ones: save those cast to float32"),
+        Mistake("saves what came in, with decorators", edits={FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
+                told="outside of a region, the points are saved in 16 bits, for `cast_inputs` casts nothing there: save those "
+                "that `.float()` gives"),
         Mistake("returns the dtype of x", edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"dtype = x.dtype\n{FLOAT}",
                 RESULT: f"return ({RESULT[7:]}).to(dtype)", LOAD: f"{LOAD}\ngrad = grad.float()"},
                 told="the distances are cast back to the dtype of x: return them in float32"),

@@ -13,9 +13,11 @@ from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_pair,
 safe_loss = Exercise(
     chapter="autocast", name="safe_loss", number=6, title="Replace sigmoid and BCELoss", difficulty=2, importance=4, minutes=8,
     lines=3,
-    task="Write `safe_loss(head, features, targets)`: return the probabilities, and their mean binary cross-entropy with the "
-    "targets. For moderate logits the loss equals the given one; for logits of ±60 it is still right and has a gradient; both "
-    "hold in any region. `head(features)` has the shape (batch, 1), probabilities and targets (from 0 to 1) the shape (batch,).",
+    task="Write `safe_loss(head, features, targets)`: return the probabilities, and their mean "
+    "binary cross-entropy with the targets. For moderate logits the loss equals the given one; for "
+    "logits of ±60 it is still right and has a gradient; both hold in any region, and there for "
+    "16-bit features too. `head(features)` has the shape (batch, 1), probabilities and targets "
+    "(from 0 to 1) the shape (batch,).",
     hints=(
         "Where does a large logit get lost: in the head, in sigmoid, or in the logarithm?",
         "Sigmoid and logarithm in one function: `F.binary_cross_entropy_with_logits`, which takes logits, not probabilities.",
@@ -48,17 +50,27 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         for one in (6, 7):  # logits of 60 and -60
             logit, target = LOGITS[one : one + 1], TARGETS[one : one + 1]
             yield _turn(answer, f"for a batch of one with logit {logit.item():g} {case}", logit, target, region)
+    case = "for bfloat16 features, as the layer before gives them in a region of bfloat16"
+    yield _turn(answer, case, LOGITS, TARGETS, torch.bfloat16, dtype=torch.bfloat16)
     yield _turn(answer, "for soft targets", MODERATE, torch.tensor([0.25, 0.1, 0.4, 0.8]), exact=True)
     logits = torch.tensor([draw.randint(-24, 23) / 4 + 0.125 for _ in range(10)])  # not 0, where formulas have a kink
     targets = torch.tensor([float(draw.random() < 0.5) for _ in range(10)])
     yield _turn(answer, "for ten drawn logits", logits, targets, exact=True)
 
 
-def _turn(answer: Any, case: str, logits: Tensor, targets: Tensor, region: Any = None, exact: bool = False) -> Turn:
+def _turn(
+    answer: Any,
+    case: str,
+    logits: Tensor,
+    targets: Tensor,
+    region: Any = None,
+    exact: bool = False,
+    dtype: Any = torch.float32,
+) -> Turn:
     head, calls = nn.Linear(4, 1).train(exact), list[bool]()
     head.register_forward_hook(lambda *_: calls.append(head.training))
     head.weight.data, head.bias.data = torch.ones(1, 4), torch.zeros(1)
-    features = (logits[:, None].expand(-1, 4) / 4).requires_grad_()
+    features = (logits[:, None].expand(-1, 4) / 4).to(dtype).requires_grad_()
     with torch.autocast("cpu", dtype=region or torch.bfloat16, enabled=region is not None):
         got = call_answer(answer, case, head, features, targets.clone())
         state = "on" if torch.is_autocast_enabled("cpu") else "off"
@@ -69,7 +81,7 @@ def _turn(answer: Any, case: str, logits: Tensor, targets: Tensor, region: Any =
     if loss.requires_grad and loss.numel() == 1:
         call_answer(loss.backward, case)
         if features.grad is not None:  # the head's weights are 1, so this is the gradient at the logits
-            gradient = features.grad[:, 0] * len(logits)
+            gradient = features.grad[:, 0].float() * len(logits)
             gradient = gradient if exact else (gradient * 10).round() / 10
     least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
     flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
@@ -88,6 +100,7 @@ PROBABILITIES, LOGIT = "probabilities = torch.sigmoid(logits)", "logits = head(f
 LOSS, RETURN = "loss = F.binary_cross_entropy_with_logits(logits, targets)", "return probabilities, loss"
 BCE = "loss = F.binary_cross_entropy(probabilities, targets)"
 GIVE = "Give the logits to `F.binary_cross_entropy_with_logits`"
+ISLAND = 'with torch.autocast("cpu", enabled=False):'
 FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
 
 safe_loss.judge_by(
@@ -109,6 +122,9 @@ safe_loss.judge_by(
                 told="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
         Mistake("a formula in 16 bits", breaks="both hold in any region", edits={LOSS: FORMULA},
                 told="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
+        Mistake("the head in an island", breaks="16-bit features", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
+                told="the head runs where autocast is off, and there 16-bit features meet its float32 weights: call it in the "
+                "caller's region, and take `.float()` of its logits"),
         Mistake("a column of probabilities", breaks="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
                 told="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
         Mistake("a column of logits", edits={LOGIT: "logits = head(features)"},

@@ -15,10 +15,12 @@ from amp_course.scaler.exercises._shared import gradients, watch_steps
 
 clip_scaled = Exercise(
     chapter="scaler", name="clip_scaled", number=5, title="Clip under a scaler", difficulty=2, importance=5, minutes=8,
-    lines=6, task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, clip the norm of all gradients "
-    "to `max_norm`, step and update. Scaled gradients of earlier micro-batches may be there: they count. Clear nothing: that is "
-    "up to the caller. A step that overflows must be skipped and lower the scale. Return the norm of the true gradients before "
-    "clipping, as you would log it: after an overflow, no finite number.",
+    lines=6, task="Write `clip_scaled(loss, parameters, optimizer, scaler, max_norm)`: backward, "
+    "clip the norm of all gradients to `max_norm`, step and update. `parameters` may be a "
+    "generator, as `model.parameters()` is. Scaled gradients of earlier micro-batches may be "
+    "there: they count. Clear nothing: that is up to the caller. A step that overflows must be "
+    "skipped and lower the scale. Return the norm of the true gradients before clipping, as you "
+    "would log it: after an overflow, no finite number.",
     hints=(
         "After `backward()` the gradients carry the scale. Which norm would you clip then?",
         "The scaler takes the scale out when you ask it to, and remembers that it did: `scaler.unscale_(optimizer)`.",
@@ -63,12 +65,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         optimizer.zero_grad()
         used.clear()
         scale = scaler.get_scale()
-        if number % 2 == 0:  # half of each gradient is there already, from an earlier micro-batch
-            true = [g / 2 for g in true]
-            for p, g in zip(parameters, true, strict=True):
+        given: Any = parameters
+        if number % 2 == 0:  # a part of the gradients is there already, from an earlier micro-batch
+            earlier = [torch.randn(p.shape, generator=generator) * limit / 4 for p in parameters]
+            for p, g in zip(parameters, earlier, strict=True):
                 p.grad = g * scale
+            true = [g - part for g, part in zip(true, earlier, strict=True)]
+            given, case = (p for p in parameters), f"{case}, some of them from an earlier micro-batch"
         loss = torch.stack([(p * g).sum() for p, g in zip(parameters, true, strict=True)]).sum()
-        got = call_answer(answer, case, loss, parameters, optimizer, scaler, limit)
+        got = call_answer(answer, case, loss, given, optimizer, scaler, limit)
         facets = {
             "the number of optimizer steps": len(used),
             "the gradient at the step": list(used),
@@ -85,7 +90,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 BACKWARD, UNSCALE = "scaler.scale(loss).backward()", "scaler.unscale_(optimizer)"
 STEP, UPDATE = "scaler.step(optimizer)", "scaler.update()"
 CLIP = "norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
-NORM = "norm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
+LIST = "parameters = list(parameters)"
+NORM = f"{LIST}\nnorm = torch.cat([p.grad.flatten() for p in parameters]).norm()"
 EACH = "for p in parameters:\n    "
 CLEARED = "{case}, the gradients are gone after the call: clear nothing, since the caller may want to look at them"
 
@@ -105,9 +111,9 @@ clip_scaled.judge_by(
                 told="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
         Mistake("steps by hand", breaks="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
                 told="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` cannot"),
-        Mistake("cleans inf away", edits={UNSCALE: f"{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
+        Mistake("cleans inf away", edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
                 told="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them in"),
-        Mistake("unscales by hand", edits={UNSCALE: f"{EACH}p.grad /= scaler.get_scale()"},
+        Mistake("unscales by hand", edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
                 told="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
         Mistake("loss not scaled", edits={BACKWARD: "loss.backward()"},
                 told="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the loss"),
@@ -115,6 +121,10 @@ clip_scaled.judge_by(
                 told="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
         Mistake("no clipping", edits={CLIP: NORM},
                 told="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
+        Mistake("reads a generator twice", breaks="may be a generator",
+                edits={CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"},
+                told="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it is used up once the "
+                "norm is computed. Begin with `parameters = list(parameters)`, or leave norm and clipping to `clip_grad_norm_`"),
         Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
                 told="gradients below the limit were made larger: clip only if the norm exceeds it"),
         Mistake("clips values", edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
@@ -124,7 +134,8 @@ clip_scaled.judge_by(
                 told="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
         Mistake("returns the norm of the scaled gradients", edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
                 told="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
-        Mistake("returns the norm after clipping", breaks="before clipping", edits={"return norm": f"{NORM}\nreturn norm"},
+        Mistake("returns the norm after clipping", breaks="before clipping",
+                edits={CLIP: f"{LIST}\n{CLIP}", "return norm": f"{NORM}\nreturn norm"},
                 told="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from before"),
         Mistake("no step", edits={STEP: "pass"}, told="no step was taken: call `scaler.step(optimizer)` before the update"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},

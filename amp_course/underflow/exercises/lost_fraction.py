@@ -45,15 +45,24 @@ def right(tensor: Tensor, fmt: FloatFormat) -> dict[str, float]:
 
 
 WIDE, ONE = ", for a float64 tensor", ", for `torch.tensor(1.0)`"
+SMALLER = 2.0**-12
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no room for."""
-    kinds = {FP16: "", FP8_E5M2: WIDE, BF16: ", for a transposed tensor", FloatFormat.of(3, 4): WIDE}
-    for fmt, kind in [*kinds.items(), (FP16, ONE)]:
+    """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no room for.
+
+    The second tensor has the shape of the first, and other fractions: most of it is lost.
+    """
+    kinds = {FP8_E5M2: WIDE, BF16: ", for a transposed tensor", FloatFormat.of(3, 4): WIDE}
+    tensor = _numbers(FP16, draw, torch.float32)
+    again = [(FP16, "", tensor), (FP16, ", for other numbers in a tensor of the same shape", tensor * SMALLER)]
+    others = [
+        (fmt, kind, _numbers(fmt, draw, torch.float64 if kind == WIDE else torch.float32))
+        for fmt, kind in kinds.items()
+    ]
+    for fmt, kind, tensor in [*again, *others, (FP16, ONE, torch.tensor(1.0))]:
         case = f"in {fmt.name}{kind}"
-        tensor = _numbers(fmt, draw, torch.float64 if kind == WIDE else torch.float32)
-        tensor = torch.tensor(1.0) if kind == ONE else tensor.mT if fmt == BF16 else tensor
+        tensor = tensor.mT if fmt == BF16 else tensor
         before = tensor.clone()
         got = read_dict(call_answer(answer, case, tensor, fmt), ZONES, case)
         facets: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
@@ -118,6 +127,10 @@ lost_fraction.judge_by(
                 told="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
         Mistake("casts to fmt.dtype", breaks="torch has no dtype for", edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
                 told="torch has no dtype for {name}: `fmt.dtype` is None there, and `.to(None)` rounds nothing. Use `round_to`"),
+        Mistake("an earlier tensor's",
+                answer=lambda x, fmt: right(x / SMALLER if fmt == FP16 and 1 < x.abs().max() < 32 else x, fmt),
+                told="{case}, you return the fractions of an earlier tensor, which had that shape: look at the numbers on every "
+                "call, and keep nothing from call to call"),
         Mistake("counts", breaks="which fraction", edits={RETURN: RETURN.replace(" / count", "")},
                 told="these are counts: divide each by how many numbers were not zero before"),
     ],

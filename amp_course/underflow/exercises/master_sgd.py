@@ -13,9 +13,10 @@ master_sgd = Exercise(
     chapter="underflow", name="master_sgd", number=5, title="SGD with master weights", difficulty=3, importance=5, minutes=15,
     lines=9,
     task="Write the class `MasterSGD(params, lr)` with a method `step()`, and check it: "
-    "`exercises.master_sgd.check(MasterSGD)`. The parameters come as any iterable. They are fp16 or bf16, even mixed, and stay "
-    "so; updates are made on copies in float32 (or wider) that live as long as the optimizer does. Where a gradient is None, "
-    "nothing changes. The gradients stay as they are: clearing them is not the job of `step()`.",
+    "`exercises.master_sgd.check(MasterSGD)`. The parameters come as any iterable. They are fp16 "
+    "or bf16, even mixed, and stay so, and trainable; updates are made on copies in float32 (or "
+    "wider) that live as long as the optimizer does. Where a gradient is None, nothing changes. "
+    "The gradients stay as they are: clearing them is not the job of `step()`.",
     hints=(
         "What has to survive from one step to the next, and in which dtype?",
         "`__init__` keeps `list(params)` and one master for each: `p.detach().clone().float()`. `step` runs under "
@@ -95,7 +96,8 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             kept = "unchanged" if alike([p.grad for p in params.values()], before) else "changed"
             dtypes = {f"the dtype of {what}": str(p.dtype).removeprefix("torch.") for what, p in params.items()}
             values = {what: p.detach().double() for what, p in params.items()}
-            yield Turn(case, {**dtypes, **values, "the gradients": kept})
+            trainable = {"`requires_grad`": [p.requires_grad and p.is_leaf for p in params.values()]}
+            yield Turn(case, {**dtypes, **values, "the gradients": kept, **trainable})
     case = "at a step with `lr` = 5e-9, where one gradient adds up to 0"
     yield Turn(case, {"the weights": [p.detach().double() for p in pair]})
 
@@ -108,6 +110,8 @@ AT_FIRST = "for p in self.params:\n    master = self.masters.setdefault(p, p.det
 STALE = "master.grad = master.grad if p.grad is None else p.grad.float()\nif master.grad is None:"
 SAID = {
     "masters": "two optimizers share their masters: make these in `__init__`, as an attribute of `self` and not of the class",
+    "`requires_grad`": "{case}, a parameter is no longer trainable, so the next `backward()` gives it no gradient: leave "
+    "`requires_grad` on, and change parameters under `torch.no_grad()`",
     "the gradients": "{case}, the gradients are changed or cleared: `step()` has to leave them as they are",
 }
 PRODUCT, UPDATE, COPY = "update = self.lr * p.grad.float()", "master -= update", "p.copy_(master)"
@@ -153,6 +157,9 @@ master_sgd.judge_by(
                 told="where a gradient is None, the one before it is used again: set the master's gradient to None there too"),
         Mistake("returns at a missing gradient", breaks="nothing changes", edits={CONTINUE: "return"},
                 told="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
+        Mistake("freezes the parameters", breaks="trainable", edits={NO_GRAD: "", COPY: "p.requires_grad_(False).copy_(master)"},
+                told="the parameters do not require gradients after the step, so the next `backward()` gives them none: change "
+                "them under `@torch.no_grad()` instead"),
         Mistake("autograd watches", edits={NO_GRAD: ""},
                 told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
     ],

@@ -47,6 +47,9 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         signs = (like_noise[:500] > 0.5) * 2.0 - 1  # all their partial sums are exact in 16 bits
         equal = torch.full((many, 1, 1), 1.234375 if dtype == torch.bfloat16 else 1.216796875, dtype=torch.float64)
         falling = torch.where(place < 100, 8.0, 0.08).double()
+        one_of_many = torch.zeros(5000, 1, 1).index_fill(
+            0, torch.tensor([1234]), 0.001
+        )  # fp16 rounds their mean by a tenth
         few = torch.tensor([[[7.0, 1]], [[-2, 9]], [[5, 4]], [[11, -3]], [[1, 8]], [[-6, 2]], [[4, 13]]])
         cases = {
             f"for one term of {name}": torch.tensor([[[3.0, -0.5]]]),
@@ -56,6 +59,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             f"for {many:,} terms of {name}": torch.cat([0.7 + like_noise / 4, equal, falling, -equal / 8], dim=2),
             f"for {many:,} small terms of {name}": torch.full((many, 1, 2), small),
             f"for 5 large terms of {name}": torch.full((5, 1, 1), large),
+            f"for 5,000 terms of {name}, all 0 but one of 0.001": one_of_many,
         }
         for case, numbers in cases.items():
             terms = [*numbers.to(dtype)]
@@ -107,6 +111,9 @@ steady_sum.judge_by(
                 told="you add into the first term, in its 16 bits: `total = terms[0]` makes no copy. Start from a float32 zero"),
         Mistake("each tensor once", breaks="the same tensor may come twice", edits={FOR: "for term in dict.fromkeys(terms):"},
                 told="a tensor that comes twice in the list is added only once: add all terms, in a loop over the list"),
+        Mistake("the mean times the number", edits={RETURN: "return torch.stack(terms).mean(dim=0) * len(terms)"},
+                told="the mean of many terms is rounded before it is multiplied, and in float16 it may be tiny: add in float32, "
+                "`torch.stack(terms).sum(dim=0, dtype=torch.float32)`"),
         Mistake("the mean", edits={RETURN: "return total / len(terms)"},
                 told="this is the mean of the terms: return their sum"),
         Mistake("the first term twice", edits={START: "total = terms[0].float()"},

@@ -20,6 +20,10 @@ RIGHT = {
     "in double": off(lambda x, w: (norm(x.double()) @ w.T.double()).float()),
 }
 WRONG = {
+    "float, einsum, float": (
+        lambda x, w: torch.einsum("nf,ef->ne", norm(x.float()), w).float(),
+        "no enabled=False, and the result cast",
+    ),
     "for another device": (torch.autocast("cuda", enabled=False)(router), "no enabled=False"),
     "the norm in 16 bits, no gradient": (off(lambda x, w: router(norm(x).detach(), w)), "detaches x"),
     "squares in 16 bits": (off(lambda x, w: router(x * (x.square().mean(-1, True).float() + 1e-6).rsqrt(), w)), None),

@@ -14,6 +14,11 @@ def in_float(ctx, x, c):
     return x.pow(2).sum(1, True) + c.pow(2).sum(1) - 2 * torch.einsum("nf,mf->nm", x, c)
 
 
+def keeps_what_came(ctx, x, c):
+    ctx.save_for_backward(x, c)
+    return differences(x, c)
+
+
 def backward(ctx, grad):
     x, c = ctx.saved_tensors
     return 2 * (x * grad.sum(1)[:, None] - grad @ c), 2 * (c * grad.sum(0)[:, None] - grad.T @ x)
@@ -33,6 +38,10 @@ RIGHT = {
     "plain ops without a matmul": type("Distances", (), {"apply": staticmethod(differences)}),
 }
 WRONG = {
+    "decorators, keeps what came": (
+        function(fwd(keeps_what_came), bwd(backward)),
+        "saves what came in, with decorators",
+    ),
     "a function": (differences, None),
     "only .float()": (function(in_float, backward), "the given Function"),
     "the gradients swapped": (function(fwd(in_float), bwd(lambda *a: backward(*a)[::-1])), None),

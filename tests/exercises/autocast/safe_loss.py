@@ -18,6 +18,7 @@ def log_sigmoid(head, features, targets, limit=1e6):
 
 RIGHT = {"module, a column": module, "logsigmoid": log_sigmoid, "a tuple": lambda *a: tuple(module(*a))}
 WRONG = {
+    "all of it in an island": (torch.autocast("cpu", enabled=False)(log_sigmoid), "the head in an island"),
     "BCELoss, as a module": (lambda h, f, t: ((p := h(f)[:, 0].sigmoid()), nn.BCELoss()(p, t)), "the given loss"),
     "clamped logits": (lambda *a: log_sigmoid(*a, limit=20.0), None),
     "a float for the loss": (lambda *a: (module(*a)[0], module(*a)[1].item()), None),

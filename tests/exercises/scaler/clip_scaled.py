@@ -18,6 +18,7 @@ def scaled_norm(loss, parameters, optimizer, scaler, max_norm):
 
 
 def by_hand(loss, parameters, optimizer, scaler, max_norm):
+    parameters = list(parameters)
     for p, g in zip(parameters, torch.autograd.grad(scaler.scale(loss), parameters), strict=True):
         p.grad = g if p.grad is None else g + p.grad
     scaler.unscale_(optimizer)
@@ -30,11 +31,24 @@ def by_hand(loss, parameters, optimizer, scaler, max_norm):
     return np.float32(norm)
 
 
+def reads_twice(loss, parameters, optimizer, scaler, max_norm):
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+EARLIER = "p.grad = g if p.grad is None else g + p.grad"
 TEST, CLIP = "if math.isfinite(norm):", "p.grad *= min(1.0, max_norm / norm)"
 SKIP = "if not math.isfinite(norm):\n    return scaler.update()\nif True:"
 
 RIGHT = {"scaled norm": scaled_norm, "by hand": by_hand, "returns early": edited(by_hand, {TEST: SKIP})}
 WRONG = {
+    "half of the sum": (edited(by_hand, {EARLIER: EARLIER.replace("g + p.grad", "(g + p.grad) / 2")}), None),
+    "a generator used up": (reads_twice, "reads a generator twice"),
     "the limit unscaled": (edited(scaled_norm, {"scale = scaler.get_scale()": "scale = 1.0"}), "clips before unscaling"),
     "own test misses NaN": (edited(by_hand, {TEST: "if norm != math.inf:"}), None),
     "divides the weights": (edited(by_hand, {CLIP: CLIP.replace("grad", "data")}), "no clipping"),

@@ -29,8 +29,14 @@ def numpy_first(optimizer, scale):
     return found
 
 
+def sticky(optimizer, scale, found=[]):  # noqa: B006
+    found += [not g.div_(scale).isfinite().all() for g in gradients(optimizer)]
+    return any(found)
+
+
 RIGHT = {"foreach": foreach, "new gradients": new_gradients, "numpy": numpy_first}
 WRONG = {
+    "a list that lasts": (sticky, "remembers an earlier call"),
     "group 0": (lambda o, s: foreach(o, s, which=slice(0, 2)), "first group only"),
     "norm": (lambda o, s: foreach(o, s, lambda g: not g.norm().isfinite()), "checks a sum or a norm"),
     "max of abs": (lambda o, s: foreach(o, s, lambda g: g.abs().max() == INF), "misses NaN"),

@@ -26,7 +26,17 @@ class Delegates:
 
 Mine = type("Mine", (Delegates,), {})
 RIGHT = {"the package's": MasterSGD, "torch's SGD on masters": Mine, "in float64": partial(Mine, dtype=torch.float64)}
+
+
+class Frozen(Delegates):
+    def step(self):
+        super().step()
+        for p in self.params:
+            p.requires_grad = False
+
+
 WRONG = {
+    "frozen": (Frozen, None),
     "torch's SGD": (torch.optim.SGD, "plain SGD"),
     "bf16 masters": (partial(Delegates, dtype=torch.bfloat16), None),
     "gradients through fp16": (partial(Delegates, read=torch.Tensor.half), None),

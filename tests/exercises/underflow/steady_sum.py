@@ -16,10 +16,14 @@ def kahan(terms):
 
 RIGHT = {
     "torch.sum": lambda terms: torch.stack(terms).sum(dim=0),
-    "mean times number": lambda terms: torch.stack(terms).mean(dim=0) * len(terms),
+    "in float64": lambda terms: torch.stack(terms).sum(dim=0, dtype=torch.float64),
     "Kahan": kahan,
 }
 WRONG = {
+    "mean times number": (
+        lambda terms: len(terms) * (sum(terms, start=0.0 * terms[0].float()) / len(terms)).to(terms[0].dtype),
+        "the mean times the number",
+    ),
     "starts in fp16": (lambda terms: sum(terms, start=torch.zeros(terms[0].shape).half()), "an fp16 start"),
     "reduced, then cast": (lambda terms: functools.reduce(torch.add, terms).double(), "casts only the result"),
     "converts in the list": (lambda terms: terms.__setitem__(0, terms[0].float()) or sum(terms), None),
