@@ -126,20 +126,25 @@ add_autocast.judge_by(
         Mistake("never cleared", edits={CLEAR: "pass"},
                 told="the gradients are never cleared, so each step adds the old ones to the new: call `optimizer.zero_grad()`"),
         Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
-                told="the gradients were gone when the optimizer stepped: if you clear them between `backward()` and the "
+                told="the gradients were gone when the optimizer stepped: if you clear them "
+                "between `backward()` and the "
                 "step, do it after the step instead"),
         Mistake("steps before backward", edits={BACKWARD: STEP, STEP: BACKWARD},
-                told="the optimizer stepped before `backward()`, when there were no gradients, so the weights never change: "
+                told="the optimizer stepped before `backward()`, when there were no gradients, "
+                "so the weights never change: "
                 "call `backward()` first"),
         Mistake("one batch late", edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
-                told="each step used the gradients of the batch before, and the first step none: call `backward()` first, "
+                told="each step used the gradients of the batch before, and the first step none: "
+                "call `backward()` first, "
                 "then the step, then `zero_grad()`"),
         Mistake("no backward", edits={BACKWARD: "pass"},
-                told="`backward()` never ran, so there were no gradients and the weights never change: call "
+                told="`backward()` never ran, so there were no gradients and the weights never "
+                "change: call "
                 "`loss.backward()` after the region"),
         Mistake("no step", edits={STEP: "pass"},
                 told="the optimizer never stepped: call `optimizer.step()` after `backward()`"),
         Mistake("fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                told="the forward pass ran in fp16: the card asks for bf16, `dtype=torch.bfloat16`"),
+                told="the forward pass ran in fp16: the card asks for bf16, "
+                "`dtype=torch.bfloat16`"),
     ],
 )  # fmt: skip

@@ -74,19 +74,25 @@ add_scaler.judge_by(
         Mistake("divides by hand too", edits={STEP: f"{EACH} p.grad /= scaler.get_scale()\n{STEP}"},
                 told="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
         Mistake("no scaler at all", edits={SCALE: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the scaler that was passed in was never used, so steps that overflow go into the weights: scale the "
+                told="the scaler that was passed in was never used, so steps that overflow go "
+                "into the weights: scale the "
                 "loss for `backward()`, then call `scaler.step(optimizer)` and `scaler.update()`"),
         Mistake("steps by hand", edits={STEP: "optimizer.step()"},
-                told="`scaler.update()` found no `scaler.step(optimizer)` before it: call that, not `optimizer.step()`. It divides by "
+                told="`scaler.update()` found no `scaler.step(optimizer)` before it: call that, "
+                "not `optimizer.step()`. It divides by "
                 "the scale, and skips if it must"),
         Mistake("steps by hand, no update", edits={STEP: "optimizer.step()", UPDATE: "pass"},
-                told="`optimizer.step()` used gradients that were still multiplied by the scale, and would use inf too: call "
-                "`scaler.step(optimizer)` instead, which divides and skips, and then `scaler.update()`"),
+                told="`optimizer.step()` used gradients that were still multiplied by the scale, "
+                "and would use inf too: call "
+                "`scaler.step(optimizer)` instead, which divides and skips, and then "
+                "`scaler.update()`"),
         Mistake("steps twice", edits={STEP: f"{STEP}\noptimizer.step()"},
-                told="there were two steps for one batch: `scaler.step(optimizer)` calls `optimizer.step()` itself, so "
+                told="there were two steps for one batch: `scaler.step(optimizer)` calls "
+                "`optimizer.step()` itself, so "
                 "leave your own call out"),
         Mistake("steps before backward", edits={SCALE: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
-                told="`scaler.step(optimizer)` came before `backward()`, when there were no gradients to check: call "
+                told="`scaler.step(optimizer)` came before `backward()`, when there were no "
+                "gradients to check: call "
                 "`backward()` on the scaled loss first"),
         Mistake("unscales, own step", breaks="skip these steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even NaN: call `scaler.step(optimizer)`"),

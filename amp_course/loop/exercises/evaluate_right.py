@@ -88,7 +88,10 @@ def _batches(model: nn.Module, generator: torch.Generator, right_ones: tuple[int
 def _of_which_calls(accuracy: float, hits: tuple[int, ...], before: list[tuple[int, ...]]) -> str:
     """Return "all calls so far" or "the first call" if the accuracy is that, and not the one of the last call."""
     many, total = [*map(sum, before)], sum(SIZES)
-    for what, share in (("all calls so far", sum(many) / total / max(1, len(many))), ("the first call", many[0] / total)):
+    for what, share in (
+        ("all calls so far", sum(many) / total / max(1, len(many))),
+        ("the first call", many[0] / total),
+    ):
         if abs(accuracy - share) < 1e-6 and sum(hits) / total != share:
             return what
     return "this call"
@@ -122,10 +125,13 @@ evaluate_right.judge_by(
     right=right, play=play, tolerance=1e-5, said={
         "the state of the model afterwards": "your code changed weights, buffers or settings of the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
-        "whether the model ran": "{case}, the model never ran: compute the accuracy anew in each call, from this model's outputs",
+        "whether the model ran": "{case}, the model never ran: compute the accuracy anew in each "
+        "call, from this model's outputs",
         "the gradient mode in the forward pass": "{case}, in the forward pass {got}: the card asks for `torch.inference_mode()`",
-        "the calls that the accuracy is of": "{case}, your accuracy is that of {got}, and not of this one: start to count at "
-        "0 in each call (a default argument such as `counts=[0, 0]` is kept from call to call, and so is a global)",
+        "the calls that the accuracy is of": "{case}, your accuracy is that of {got}, and not of "
+        "this one: start to count at "
+        "0 in each call (a default argument such as `counts=[0, 0]` is kept from call to call, "
+        "and so is a global)",
         "the modes that you leave": "{case}, your code left these in another mode: {got}",
     }, mistakes=[
         Mistake("no eval()", breaks="in eval mode", edits={EVAL: "pass"},
@@ -135,7 +141,8 @@ evaluate_right.judge_by(
         Mistake("no autocast", breaks="under bf16 autocast", edits={BOTH: "with torch.inference_mode():"},
                 told="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
         Mistake("records graphs", breaks="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
-                told="gradients were on, so autograd recorded the evaluation: run it in `torch.inference_mode()`"),
+                told="gradients were on, so autograd recorded the evaluation: run it in "
+                "`torch.inference_mode()`"),
         Mistake("mean of accuracies", edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
                 told="the small last batch got as much weight as a full one: add up the right answers and divide once"),
         Mistake("all batches as large as the first", edits={COUNT: "count += len(batches[0][1])"},
@@ -159,7 +166,8 @@ evaluate_right.judge_by(
         Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
                 told="the model itself has its old mode, and its layers are in eval mode: put back each of `model.modules()`"),
         Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
-                told="every layer was left in the mode of the model itself, and a layer may have another (`train(…)` sets all "
+                told="every layer was left in the mode of the model itself, and a layer may have "
+                "another (`train(…)` sets all "
                 "the children, too): put back `training` of each layer"),
     ],
 )  # fmt: skip

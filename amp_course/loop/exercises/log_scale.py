@@ -97,7 +97,8 @@ log_scale.judge_by(
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
                 told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
         Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
-                told="“skipped” is True at every step: compare the scale before and after `update()`, for only a skip makes it smaller"),
+                told="“skipped” is True at every step: compare the scale before and after "
+                "`update()`, for only a skip makes it smaller"),
         Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
                 told="your second value is True when the step was taken: the card asks for the opposite"),
         Mistake("never skipped", edits={RETURN: "return used, False"},
@@ -108,7 +109,8 @@ log_scale.judge_by(
                   told="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
           for part, test in PARTS.items()],
         Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
-                told="this step was taken, for each gradient is finite, even where their norm, their sum or an fp16 copy of them is "
+                told="this step was taken, for each gradient is finite, even where their norm, "
+                "their sum or an fp16 copy of them is "
                 "not: compare the scale before and after `update()`"),
         Mistake("steps by hand", breaks="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),

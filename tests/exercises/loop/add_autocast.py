@@ -34,7 +34,10 @@ def first_model(model, *rest):
 BY_HAND = f"for p in model.parameters():\n    p.grad = None\n{STEP}"
 WRONG = {
     "cleared by hand": (edited(plain, {STEP: BY_HAND}), "cleared before the step"),
-    "step, then backward": (edited(plain, {CLEAR: "optimizer.zero_grad()", BACKWARD: STEP, STEP: BACKWARD}), "steps before backward"),
+    "step, then backward": (
+        edited(plain, {CLEAR: "optimizer.zero_grad()", BACKWARD: STEP, STEP: BACKWARD}),
+        "steps before backward",
+    ),
     "a graph, and no backward": (edited(plain, {BACKWARD: "loss.grad_fn"}), "no backward"),
     "the first model again": (first_model, None),
     "all of it in the region": (torch.autocast("cpu", dtype=torch.bfloat16)(plain), "backward inside the region"),

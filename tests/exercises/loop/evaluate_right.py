@@ -42,8 +42,10 @@ def adds_up(model, batches):
 WRONG = {
     "adds up over calls": (adds_up, None),
     "the first result again": (lambda *both: KEPT.setdefault("first", plain(*both)), None),
-    "all layers as the model": (edited(plain, {BACK: "for module, _ in modes:", SET: "module.training = modes[0][1]"}),
-                                "one mode for all layers"),
+    "all layers as the model": (
+        edited(plain, {BACK: "for module, _ in modes:", SET: "module.training = modes[0][1]"}),
+        "one mode for all layers",
+    ),
     "rounded": (edited(plain, {HITS: HITS.replace("argmax", "round().argmax")}), None),
     "put back by train(), inside out": (edited(plain, INSIDE_OUT), "one mode for all layers"),
     "a copy in bf16": (lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches), "converts the weights"),

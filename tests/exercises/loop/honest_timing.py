@@ -25,6 +25,8 @@ RIGHT = {
     "all loaded before": edited(plain, QUEUE),
     "one batch, own median": edited(plain, {"times = []": f"times = []\n{LOAD}", LOAD: "pass", RETURN: MIDDLE}),
 }
+
+
 def in_one_go(step, load, wait, clock, warmup, repeats):
     for number in range(warmup + repeats):
         if number == warmup:
