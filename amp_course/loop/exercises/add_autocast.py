@@ -48,15 +48,20 @@ class LoopScene(Scene):
         if torch.is_autocast_enabled("cpu") and what not in self.inside:
             self.inside += f" and {what}" if self.inside else what
 
-    def play(self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None) -> Iterator[Turn]:
-        """Take a step with each batch, with settings that nobody guesses; `special` says what is special about a step."""
+    def play(
+        self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None, training: str = ""
+    ) -> Iterator[Turn]:
+        """Take a step with each batch, with settings that nobody guesses.
+
+        special, training: what to say about a step, by its number, and about all of them: " of another training"
+        """
         self.optimizer.param_groups[0].update(lr=0.03, momentum=0.75, weight_decay=0.01)
         self.optimizer.register_step_pre_hook(lambda *_: self.note("`optimizer.step()`"))
         clear: Any = self.optimizer.zero_grad
         vars(self.optimizer)["zero_grad"] = lambda *args, **named: self.note("`zero_grad()`", clear(*args, **named))
         for inputs, targets in self.batches:
             self.number, self.inside = self.number + 1, ""
-            case = f"at step {self.number}{(special or {}).get(self.number, '')}"
+            case = f"at step {self.number}{training}{(special or {}).get(self.number, '')}"
             with self.watch() as update:
                 got = call_answer(answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler)
             facets = {
@@ -73,10 +78,12 @@ class LoopScene(Scene):
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take the same four steps."""
+    """Take the same four steps, and then one of another model with its own optimizer."""
     yield from LoopScene(random.Random(6), 4).play(answer)
+    yield from LoopScene(random.Random(7), 1).play(answer, training=ANOTHER)
 
 
+ANOTHER = " of another training"
 UNDER, AFTER, COUNT = "what else runs under autocast", "autocast after your function", "the scaler's growth count"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"
 FORWARD, BACKWARD, STEP = "loss = loss_fn(model(inputs), targets)", "loss.backward()", "optimizer.step()"
@@ -119,6 +126,25 @@ add_autocast.judge_by(
         Mistake("never cleared", edits={CLEAR: "pass"},
                 told="the gradients are never cleared, so each step adds the old ones to the new: call `optimizer.zero_grad()`"),
         Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
-                told="the gradients were cleared between `backward()` and the step: clear them after the step instead"),
+                told="the gradients were gone when the optimizer stepped: if you clear them "
+                "between `backward()` and the "
+                "step, do it after the step instead"),
+        Mistake("steps before backward", edits={BACKWARD: STEP, STEP: BACKWARD},
+                told="the optimizer stepped before `backward()`, when there were no gradients, "
+                "so the weights never change: "
+                "call `backward()` first"),
+        Mistake("one batch late", edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
+                told="each step used the gradients of the batch before, and the first step none: "
+                "call `backward()` first, "
+                "then the step, then `zero_grad()`"),
+        Mistake("no backward", edits={BACKWARD: "pass"},
+                told="`backward()` never ran, so there were no gradients and the weights never "
+                "change: call "
+                "`loss.backward()` after the region"),
+        Mistake("no step", edits={STEP: "pass"},
+                told="the optimizer never stepped: call `optimizer.step()` after `backward()`"),
+        Mistake("fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
+                told="the forward pass ran in fp16: the card asks for bf16, "
+                "`dtype=torch.bfloat16`"),
     ],
 )  # fmt: skip

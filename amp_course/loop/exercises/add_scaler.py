@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from amp_course.checking import Exercise, Mistake, Turn
-from amp_course.loop.exercises.add_autocast import SAID, LoopScene, common
+from amp_course.loop.exercises.add_autocast import ANOTHER, SAID, LoopScene, common
 
 add_scaler = Exercise(
     chapter="loop", name="add_scaler", number=3, title="Add the scaler", difficulty=2, importance=5, minutes=8, lines=8,
@@ -39,7 +39,10 @@ SPECIAL = {2: ", whose loss overflows", 5: ", whose first gradient overflows", 7
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take the same eight steps: three overflow, one of them right after a growth, the others after a clean step that counts."""
+    """Take the same eight steps: three overflow, one of them right after a growth, the others after a clean step that counts.
+
+    Then take one of another training, whose scaler is another, too.
+    """
     options = {"init_scale": 2.0**16, "backoff_factor": 2.0**-6, "growth_interval": 2}
     scene = LoopScene(random.Random(6), 8, overflow_at=(1,), scaler=options)
     large = scene.batches[4][0] * 3e3
@@ -48,6 +51,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     last = scene.model[2].get_parameter("bias")
     last.register_hook(lambda gradient: gradient * (torch.inf if scene.number == 7 else 1.0))
     yield from scene.play(answer, scene.scaler, special=SPECIAL)
+    scene = LoopScene(random.Random(7), 1, scaler={"init_scale": 2.0**9})
+    yield from scene.play(answer, scene.scaler, training=ANOTHER)
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
@@ -68,8 +73,27 @@ add_scaler.judge_by(
                 told="the scaler that was passed in was never used, and the scale in your steps never changes: use `scaler`"),
         Mistake("divides by hand too", edits={STEP: f"{EACH} p.grad /= scaler.get_scale()\n{STEP}"},
                 told="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
+        Mistake("no scaler at all", edits={SCALE: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
+                told="the scaler that was passed in was never used, so steps that overflow go "
+                "into the weights: scale the "
+                "loss for `backward()`, then call `scaler.step(optimizer)` and `scaler.update()`"),
         Mistake("steps by hand", edits={STEP: "optimizer.step()"},
-                told="call `scaler.step(optimizer)`, not `optimizer.step()`: it divides by the scale, and skips if it must"),
+                told="`scaler.update()` found no `scaler.step(optimizer)` before it: call that, "
+                "not `optimizer.step()`. It divides by "
+                "the scale, and skips if it must"),
+        Mistake("steps by hand, no update", edits={STEP: "optimizer.step()", UPDATE: "pass"},
+                told="`optimizer.step()` used gradients that were still multiplied by the scale, "
+                "and would use inf too: call "
+                "`scaler.step(optimizer)` instead, which divides and skips, and then "
+                "`scaler.update()`"),
+        Mistake("steps twice", edits={STEP: f"{STEP}\noptimizer.step()"},
+                told="there were two steps for one batch: `scaler.step(optimizer)` calls "
+                "`optimizer.step()` itself, so "
+                "leave your own call out"),
+        Mistake("steps before backward", edits={SCALE: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
+                told="`scaler.step(optimizer)` came before `backward()`, when there were no "
+                "gradients to check: call "
+                "`backward()` on the scaled loss first"),
         Mistake("unscales, own step", breaks="skip these steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even NaN: call `scaler.step(optimizer)`"),
         Mistake("overflow applied", edits={STEP: "scaler.unscale_(optimizer)\nif loss.isfinite():\n    optimizer.step()"},

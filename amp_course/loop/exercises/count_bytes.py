@@ -40,12 +40,28 @@ count_bytes.judge_by(
     right=right, play=play, said={at: SAID.format(at) for at in IN.values()}, mistakes=[
         Mistake("fp32: the weight alone", breaks="its gradient included", answer=_bytes(4),
                 told="4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages take 4 each"),
+        Mistake("fp32: three numbers", answer=_bytes(12),
+                told="12 bytes in fp32 hold three numbers, and there are four: weight, gradient "
+                "and Adam's two averages"),
+        Mistake("fp32: two numbers", answer=_bytes(8),
+                told="8 bytes in fp32 hold two numbers, and there are four: weight, gradient and "
+                "Adam's two averages"),
         Mistake("AMP halves everything", breaks="under AMP", answer=_bytes(16, 8),
                 told="8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's averages stay fp32"),
         Mistake("AMP: two of four in fp32", answer=_bytes(16, 12),
                 told="12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both averages stay fp32"),
+        Mistake("AMP: only the weight in fp32", answer=_bytes(16, 10),
+                told="10 bytes under AMP would put three of the four into 16 bits: weight, "
+                "gradient and both averages stay fp32"),
         Mistake("AMP: copies kept", breaks="between two steps", answer=_bytes(16, 18),
                 told="18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the backward pass"),
+        Mistake("half: two of four in fp32", answer=_bytes(16, 16, 12),
+                told="12 bytes would keep two of the four in fp32. Gradients and Adam's averages "
+                "take the dtype of their "
+                "parameters, so all four take 2 bytes each"),
+        Mistake("half: two numbers", answer=_bytes(16, 16, 4),
+                told="4 bytes hold two numbers of 16 bits, and there are four: weight, gradient "
+                "and Adam's two averages"),
         Mistake("half: as in fp32", breaks="converted by `.half()` or `.bfloat16()`", answer=_bytes(16, 16, 16),
                 told="16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take 2 bytes each"),
     ],

@@ -40,23 +40,23 @@ def right(model: Any, batches: Any) -> Any:
 
 
 MODES = {True: "train", False: "eval"}
-SIZES, HITS = (160, 160, 35), (130, 121, 10)  # the last batch is smaller, and mostly wrong; bf16 counts to 256 only
-FOUND = {  # the mode of the model, and the layers that are in the other one
-    "for a model in train mode": (True, ()),
-    "for a model in eval mode whose dropout is in train mode": (False, ("3.0",)),
-    "for a model in train mode some of whose layers are in eval mode": (True, ("1", "3", "3.1")),
+SIZES = (160, 160, 35)  # the last batch is smaller; bf16 counts to 256 only
+FOUND = {  # the mode of the model, the layers that are in the other one, and how many predictions of each batch are right
+    "for a model in train mode": (True, (), (130, 121, 10)),
+    "for a model in eval mode whose dropout is in train mode": (False, ("3.0",), (9, 20, 34)),
+    "for a model in train mode some of whose layers are in eval mode": (True, ("1", "3", "3.1"), (160, 152, 2)),
 }
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Evaluate the same model, found in different modes."""
-    generator = torch.Generator().manual_seed(6)
-    for case, (was_training, others) in FOUND.items():
+    """Evaluate three models that are found in different modes, and are mostly right, mostly wrong and mostly right."""
+    generator, before = torch.Generator().manual_seed(6), list[tuple[int, ...]]()
+    for case, (was_training, others, hits) in FOUND.items():
         head = nn.Sequential(nn.Dropout(0.5), nn.Linear(24, 6))
         model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), head).eval()
         for tensor in filter(torch.is_floating_point, [*model.parameters(), *model.buffers()]):
             tensor.data = 0.5 * torch.rand(tensor.shape, generator=generator) + (-0.25 if tensor.dim() > 1 else 0.25)
-        batches, seen = _batches(model, generator), _watch(model.train(was_training))
+        batches, seen = _batches(model, generator, hits), _watch(model.train(was_training))
         for name in others:
             model.get_submodule(name).training = not was_training
         model[1].requires_grad_(not others)
@@ -64,22 +64,37 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         accuracy = read_number(call_answer(answer, case, model, batches), case)
         named = [(f"layer “{name}”" if name else "the model itself", one) for name, one in model.named_modules()]
         left = {name: one for name, one in named if one.training != found.get(one)}
+        before.append(hits)
         yield Turn(case, {
+            "whether the model ran": "yes" if seen else "no",
             **{facet: " in some layers, ".join(sorted(got)) + " in others" * (len(got) > 1) for facet, got in seen.items()},
             "the state of the model afterwards": [flat(model.state_dict().values()), repr(model)],
             "`requires_grad` of the parameters afterwards": [one.requires_grad for one in model.parameters()],
+            "the calls that the accuracy is of": _of_which_calls(accuracy, hits, before),
             "the accuracy": accuracy,
             "the modes that you leave": ", ".join(f"{name} (now {MODES[one.training]})" for name, one in left.items()),
         })  # fmt: skip
 
 
-def _batches(model: nn.Module, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+def _batches(model: nn.Module, generator: torch.Generator, right_ones: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     """Make batches whose predictions are unsure, but no tie even in bf16; the first of each are right."""
     inputs = torch.randn(2000, 12, generator=generator)
     (best, second), (classes, _) = (one.detach().T for one in model(inputs).topk(2))
     clear = (best - second).argsort(descending=True)[: sum(SIZES)]
-    split = zip(inputs[clear].split(SIZES), classes[clear].split(SIZES), HITS, strict=True)
+    split = zip(inputs[clear].split(SIZES), classes[clear].split(SIZES), right_ones, strict=True)
     return [(x, torch.where(torch.arange(len(x)) < hits, y, (y + 1) % 6)) for x, y, hits in split]
+
+
+def _of_which_calls(accuracy: float, hits: tuple[int, ...], before: list[tuple[int, ...]]) -> str:
+    """Return "all calls so far" or "the first call" if the accuracy is that, and not the one of the last call."""
+    many, total = [*map(sum, before)], sum(SIZES)
+    for what, share in (
+        ("all calls so far", sum(many) / total / max(1, len(many))),
+        ("the first call", many[0] / total),
+    ):
+        if abs(accuracy - share) < 1e-6 and sum(hits) / total != share:
+            return what
+    return "this call"
 
 
 def _watch(model: nn.Module) -> dict[str, set[str]]:
@@ -110,7 +125,13 @@ evaluate_right.judge_by(
     right=right, play=play, tolerance=1e-5, said={
         "the state of the model afterwards": "your code changed weights, buffers or settings of the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
+        "whether the model ran": "{case}, the model never ran: compute the accuracy anew in each "
+        "call, from this model's outputs",
         "the gradient mode in the forward pass": "{case}, in the forward pass {got}: the card asks for `torch.inference_mode()`",
+        "the calls that the accuracy is of": "{case}, your accuracy is that of {got}, and not of "
+        "this one: start to count at "
+        "0 in each call (a default argument such as `counts=[0, 0]` is kept from call to call, "
+        "and so is a global)",
         "the modes that you leave": "{case}, your code left these in another mode: {got}",
     }, mistakes=[
         Mistake("no eval()", breaks="in eval mode", edits={EVAL: "pass"},
@@ -120,7 +141,8 @@ evaluate_right.judge_by(
         Mistake("no autocast", breaks="under bf16 autocast", edits={BOTH: "with torch.inference_mode():"},
                 told="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
         Mistake("records graphs", breaks="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
-                told="autograd recorded the whole evaluation and kept its activations: run it in `torch.inference_mode()`"),
+                told="gradients were on, so autograd recorded the evaluation: run it in "
+                "`torch.inference_mode()`"),
         Mistake("mean of accuracies", edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
                 told="the small last batch got as much weight as a full one: add up the right answers and divide once"),
         Mistake("all batches as large as the first", edits={COUNT: "count += len(batches[0][1])"},
@@ -144,6 +166,8 @@ evaluate_right.judge_by(
         Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
                 told="the model itself has its old mode, and its layers are in eval mode: put back each of `model.modules()`"),
         Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
-                told="a layer lost its own mode: `train(…)` sets all the children, too. Put back `training` of each layer"),
+                told="every layer was left in the mode of the model itself, and a layer may have "
+                "another (`train(…)` sets all "
+                "the children, too): put back `training` of each layer"),
     ],
 )  # fmt: skip

@@ -93,6 +93,17 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         }, clues={"seconds": seconds} if machine.looks else {})  # fmt: skip
 
 
+def _around_all(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int) -> float:
+    for _ in range(warmup):
+        step(next_batch())
+    synchronize()
+    start = clock()
+    for _ in range(repeats):
+        step(next_batch())
+    synchronize()
+    return (clock() - start) / repeats
+
+
 WARM, REPEAT, LOAD, STEP = "for _ in range(warmup):", "for _ in range(repeats):", "batch = next_batch()", "step(batch)"
 IDLE, DONE = "synchronize()  # the device is idle", "synchronize()  # the work is done"
 RETURN = "return statistics.median(samples)"
@@ -103,13 +114,18 @@ honest_timing.judge_by(
         Mistake("no warm-up", breaks="Run `warmup` steps first", edits={WARM: "for _ in range(0):"},
                 told="the first steps are in your measurement, and they are slow: run `warmup` steps before the clock starts"),
         Mistake("clock stopped too early", breaks="a device that works through a queue", edits={DONE: "pass"},
-                told="the clock stopped before the work was done, for `step` only queues it: call `synchronize()` after it"),
+                told="the clock stopped before the work was done, since `step` only queues it: "
+                "call `synchronize()` after it"),
         Mistake("clock started on a busy device", breaks="any work still in the queue", edits={IDLE: "pass"},
                 told="the clock started with earlier work still in the queue: call `synchronize()` before `start = clock()`"),
         Mistake("busy without warm-up", edits={IDLE: f"if warmup:\n    {IDLE}"},
                 told="without warm-up steps, the clock started on a busy device: call `synchronize()` first in any case"),
         Mistake("loading timed", breaks="leave out the loading of batches", edits={LOAD: "pass", STEP: "step(next_batch())"},
                 told="loading the batch is in your measurement: call `next_batch()` before you read the clock"),
+        Mistake("one clock around all steps", answer=_around_all,
+                told="this is the time of all steps together, loading included, divided by their "
+                "number: take one sample for "
+                "each step, with the batch loaded before the clock starts, and return the median"),
         Mistake("warm-up among the samples", edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
                 told="the warm-up steps are among your samples: take samples only of the `repeats` steps after them"),
         Mistake("mean instead of median", breaks="the median time", edits={RETURN: "return statistics.mean(samples)"},

@@ -34,31 +34,35 @@ def right(scaler: Any, optimizer: Any) -> tuple[Any, Any]:
     return used, scaler.get_scale() < used
 
 
-INF, NAN = float("inf"), float("nan")
+INF, NAN, LARGE = float("inf"), float("nan"), 2.5e38  # float32 ends at 3.4e38
 # What one number of the gradient of parameters 1, 2 and 3 is, unscaled. The scale grows after every second clean step.
 GRADIENTS = {
     "with finite gradients": (1.0, 1.0, 1.0), "after which the scale grows": (2.0, 0.5, 1.0),
     "with inf in the second gradient": (1.0, INF, 1.0), "with NaN in the second gradient": (1.0, NAN, 1.0),
     "after `scaler.update(1.25)`, with gradients of 0": (0.0, 0.0, 0.0), "with -inf in the first gradient": (-INF, 1.0, 1.0),
-    "with gradients of 1e30": (1e30, 1e30, 1e30), "with NaN in all gradients": (NAN, NAN, NAN),
+    "with finite gradients whose sum is inf": (LARGE, LARGE, LARGE), "with NaN in all gradients": (NAN, NAN, NAN),
     "with inf in the second parameter group": (1.0, 1.0, INF), "with finite gradients at last": (2.0, 1.0, 1.0),
+    "with a new optimizer and a new scaler": (1.0, 2.0, 0.5),
 }  # fmt: skip
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take ten steps of four parameters in two groups; the last has no gradient, and the weights are 1 before each step."""
-    parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
-    optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.5, growth_factor=4.0, backoff_factor=0.9375, growth_interval=2)
+    """Take steps of four parameters in two groups; the last has no gradient, and the weights are 1 before each step."""
     for number, (what, gradients) in enumerate(GRADIENTS.items(), 1):
         case = f"at step {number}, {what}"
+        if number == 1 or "new" in what:
+            parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
+            optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
+            factors = {"growth_factor": 4.0, "backoff_factor": 0.9375, "growth_interval": 2}
+            scaler = torch.amp.GradScaler("cpu", init_scale=1.5 if number == 1 else 3.0, **factors)  # type: ignore[arg-type]
         scaler.scale(torch.ones(()))
         if number == 5:
             scaler.update(1.25)  # so that a scale that was kept from the last call is wrong
         for parameter, gradient in zip(parameters, (*gradients, None), strict=True):
             parameter.data = torch.ones(2)
             if gradient is not None:
-                parameter.grad = scaler.get_scale() * torch.tensor([draw.random() * (gradient != 0.0), gradient])
+                other = LARGE if gradient == LARGE else draw.random() * (gradient != 0.0)
+                parameter.grad = scaler.get_scale() * torch.tensor([other, gradient])
         scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
         yield Turn(case, {
             "the vector of weights after the step": flat(parameters),
@@ -93,7 +97,8 @@ log_scale.judge_by(
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
                 told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
         Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
-                told="“skipped” is True at every step: compare the scale before and after: only a skip makes it smaller"),
+                told="“skipped” is True at every step: compare the scale before and after "
+                "`update()`, for only a skip makes it smaller"),
         Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
                 told="your second value is True when the step was taken: the card asks for the opposite"),
         Mistake("never skipped", edits={RETURN: "return used, False"},
@@ -104,7 +109,9 @@ log_scale.judge_by(
                   told="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
           for part, test in PARTS.items()],
         Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
-                told="the step was taken: each gradient is finite, though a norm or an fp16 copy may not be: compare the scale"),
+                told="this step was taken, for each gradient is finite, even where their norm, "
+                "their sum or an fp16 copy of them is "
+                "not: compare the scale before and after `update()`"),
         Mistake("steps by hand", breaks="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
     ],

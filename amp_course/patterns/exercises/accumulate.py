@@ -48,21 +48,15 @@ PASSES = (  # first and last batch, `every`, max_norm, case
     (0, 4, 2, 100.0, "in a pass over 4 micro-batches, in groups of 2"),
     (4, 11, 3, 100.0, "in a pass over 7 micro-batches, in groups of 3, of which the third overflows"),
     (11, 13, 2, 0.05, "in a pass over 2 micro-batches, in one group, with `max_norm` 0.05"),
+    (0, 3, 2, 100.0, "in a pass of another training over 3 micro-batches, in groups of 2"),
 )
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Make the passes. The scale is small, so that unscaled gradients show if they are left in the next sum."""
-    scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
-    scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
-    scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
-    sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
-    used: list[torch.Tensor] = []  # the gradients at the steps, as the reader's own hooks leave them
-    parameters = [*scene.model.parameters()]
-    scene.optimizer.register_step_post_hook(
-        lambda *_: used.append(flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters))
-    )
     for first, end, every, limit, case in PASSES:
+        if case == PASSES[0][-1] or "another" in case:
+            scene, sized, used = _training(draw)
         used.clear()
         with scene.watch() as update:
             arguments = scene.model, sized[first:end], scene.loss_fn, scene.optimizer, scene.scaler, every, limit
@@ -71,6 +65,19 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         facets["the number of forward passes"] = len(scene.layer_dtypes)
         clues = {"gradients": [*used]} if limit > 1 else {}  # the last pass may begin with what an earlier one left
         yield Turn(case, facets, clues=clues)
+
+
+def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]]:
+    """Return a scene, its batches, and the gradients at its steps to come, as the reader's own hooks leave them."""
+    scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
+    scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
+    scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
+    sized = [(x[:size], y[:size]) for (x, y), size in zip(scene.batches, SIZES, strict=True)]
+    used, parameters = list[torch.Tensor](), [*scene.model.parameters()]
+    scene.optimizer.register_step_post_hook(
+        lambda *_: used.append(flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters))
+    )
+    return scene, sized, used
 
 
 LOOP, ROWS = "for start in range(0, len(batches), every):", "rows = sum(len(targets) for _, targets in group)"
@@ -104,6 +111,14 @@ accumulate.judge_by(
                 told="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / rows`"),
         Mistake("divides by every", edits={SCALE: "scaler.scale(loss / every).backward()"},
                 told="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / rows`"),
+        Mistake("rows of the whole pass", edits={ROWS: ROWS.replace("group)", "batches)")},
+                told="each loss was divided by the rows of the whole pass: divide by those of "
+                "its own group"),
+        Mistake("leaves out what overflows", breaks="If a micro-batch overflows, its group is skipped",
+                edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
+                told="a micro-batch that overflowed was left out, and its group stepped without "
+                "it: call `backward()` on every "
+                "loss, and let the scaler skip the step"),
         Mistake("sum of means", edits={SCALE: "scaler.scale(loss).backward()"},
                 told="the gradients are the sum over the micro-batches: weight each loss by its share, `len(targets) / rows`"),
         Mistake("drops the tail", breaks="The last group may be short",

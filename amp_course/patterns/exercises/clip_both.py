@@ -19,15 +19,20 @@ clip_both = Exercise(
     chapter="patterns", name="clip_both", number=9, title="One norm over two optimizers", difficulty=4, importance=3, minutes=10,
     lines=10,
     task="Write `clip_both(optimizers, scaler, max_norm)`, called after `backward()`: clip all gradients of both optimizers by "
-    "their common norm, step, update, and return the norm before clipping. If it is not finite, neither optimizer may step. A "
-    "parameter may have no gradient. Leave clearing to the caller.",
+    "their common norm, step, update, and return the norm before clipping. If it is not finite, "
+    "neither optimizer may step, "
+    "even where each gradient is finite and only their norm is not. A parameter may have no "
+    "gradient. Leave clearing to the "
+    "caller.",
     hints=(
         "The scaler checks gradients in `unscale_`. What does clipping by a NaN do to clean ones, and who checks them then?",
         "Unscale both, then call `clip_grad_norm_` once over the parameters of both. It returns the norm before clipping.",
         "`if norm.isfinite():` both steps; `scaler.update()` in any case, since it lowers the scale; `return norm`.",
     ),
     why="What changes gradients after `unscale_` escapes the scaler's check: a NaN made there reaches the weights.",
-    alternative="`clip_grad_norm_(…, error_if_nonfinite=True)` in a `try` together with both steps, and `update()` after it.",
+    alternative="`torch.nn.utils.get_total_norm` and `clip_grads_with_norm_`, the two halves of "
+    "`clip_grad_norm_`: take the norm, "
+    "and clip and step only if it is finite.",
 )  # fmt: skip
 
 
@@ -50,19 +55,17 @@ TURNS = (  # the case; `max_norm` as a share of the norm; a number for one gradi
     ("where the second optimizer's gradients hold a NaN", 0.5, math.nan, 1),
     ("after the NaN", 0.1, 1.0, 0),
     ("where the first optimizer's gradients hold an inf", 0.5, math.inf, 0),
+    ("with two other optimizers and another scaler", 0.5, 1.0, 0),
 )
+LARGE = 1e20  # its square is beyond float32
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Make five steps on gradients of a known norm, with several groups, and a parameter that has no gradient."""
+    """Make steps on gradients of a known norm, in several groups; one parameter has no gradient."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (4,), (2, 5))]
-    everything = [*weights, nn.Parameter(torch.ones(3))]  # the last has no gradient
-    groups: list[Any] = [{"params": [weight]} for weight in everything]
-    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-    optimizers: list[torch.optim.Optimizer] = [make(groups[:2]), make(groups[2:])]
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
     for number, (what, share, planted, place) in enumerate(TURNS, 1):
+        if number == 1 or "other" in what:
+            weights, everything, optimizers, scaler = _training(generator, init_scale=2.0 ** (7 + number))
         case, scale = f"at step {number}, {what}", float(scaler.scale(torch.ones(())))
         for weight in weights:
             weight.grad = torch.randn(weight.shape, generator=generator) * scale
@@ -83,8 +86,32 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the norm that you return": value if math.isfinite(value) else "one that is not finite",
             "the number of gradients that you cleared": cleared,
         }, {"scale": scale}, {"gradients": gradients})  # fmt: skip
+    case = f"at step {len(TURNS) + 1}, where gradients up to {LARGE:g} are finite, and their norm in float32 is not"
+    for weight in weights:
+        weight.grad = scaler.scale(torch.full_like(weight, LARGE))
+    with Observer(Training(lambda: None, [], optimizers, [scaler], [])) as observer:
+        value = read_number(call_answer(answer, case, optimizers, scaler, 1.0), case)
+    used = [step.gradient.values.clone() for place in (0, 1) for step in observer.update.steps(place)]
+    clipped = len(used) == 2 and math.isclose(float(flat(used).double().norm()), 1.0, rel_tol=1e-3)
+    kept = not used or (
+        clipped and math.isfinite(value)
+    )  # a norm that is computed in float64 is finite, and may be used
+    yield Turn(case, {STEPPED: "none, or both, clipped" if kept else "some"})
 
 
+def _training(
+    generator: torch.Generator, init_scale: float
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[Any], Any]:
+    """Return weights with gradients, all weights, two optimizers and a scaler."""
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (4,), (2, 5))]
+    everything = [*weights, nn.Parameter(torch.ones(3))]  # the last has no gradient
+    groups: list[Any] = [{"params": [weight]} for weight in everything]
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=2)
+    return weights, everything, [make(groups[:2]), make(groups[2:])], scaler
+
+
+STEPPED = "which optimizers step on a norm that is not finite"
 GROUPS = "groups = [group for optimizer in optimizers for group in optimizer.param_groups]"
 PARAMETERS = 'parameters = [p for group in groups for p in group["params"] if p.grad is not None]'
 UNSCALE, CLIP = "scaler.unscale_(optimizer)", "norm = clip_grad_norm_(parameters, max_norm)"
@@ -97,19 +124,34 @@ UNSCALES_LATE = f"{CLIP}\nfor one in optimizers:\n    scaler.unscale_(one)"
 SCALED = "the gradients were still scaled when you clipped them: call `scaler.unscale_` for both optimizers first"
 
 clip_both.judge_by(
-    right=right, play=play, tolerance=1e-4, mistakes=[
+    right=right, play=play, tolerance=1e-4, said={
+        STEPPED: "{case}, an optimizer stepped all the same, with gradients that the clipping "
+        "had made 0 or left as they were: "
+        "decide by the norm that you clip by, not by the gradients alone",
+    }, mistakes=[
+        Mistake("tests the gradients, not the norm", breaks="even where each gradient is finite and only their norm is not",
+                edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}", IF: "if good:"},
+                told="an optimizer stepped where each gradient is finite and only their norm is "
+                "inf (`clip_grad_norm_` makes them "
+                "all 0 then, and momentum still moves the weights): test the norm, and step only "
+                "if it is finite"),
         Mistake("poisons the clean one", breaks="If it is not finite, neither optimizer may step", edits={IF: "if True:"},
-                told="an optimizer stepped although the norm was not finite. Clipping by it spoils clean gradients, too: test "
-                "the norm, and if it is not finite, leave out both steps"),
+                told="an optimizer stepped although the norm was not finite, with gradients that "
+                "clipping by it had made NaN or 0: "
+                "test the norm, and if it is not finite, leave out both steps"),
         Mistake("tests for NaN only", edits={IF: "if not norm.isnan():"},
-                told="an optimizer stepped with gradients of 0 although the norm was inf: step only if `norm.isfinite()`"),
+                told="a norm of NaN was handled, and with a norm of inf an optimizer stepped on "
+                "gradients that clipping had "
+                "made 0: step only if `norm.isfinite()`"),
         Mistake("each on its own", edits={CLIP: OWN_NORMS, IF: "if True:"},
                 told="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or none"),
         Mistake("each clipped apart", breaks="by their common norm", edits={CLIP: OWN_NORMS},
                 told="each optimizer was clipped by its own norm: take one norm over all gradients, and one factor for both"),
         Mistake("clips the first only", breaks="all gradients of both optimizers",
                 edits={GROUPS: "groups = optimizers[0].param_groups"},
-                told="only the first optimizer's gradients were clipped, by their own norm: take the norm of all gradients"),
+                told="the first optimizer's gradients were clipped by their own norm, and the "
+                "second's not at all: clip all of them by "
+                "the norm of all (a generator of parameters is used up after one pass)"),
         Mistake("first groups only", edits={GROUPS: "groups = [optimizer.param_groups[0] for optimizer in optimizers]"},
                 told="you clipped only `param_groups[0]` of each optimizer: an optimizer may have more groups, so loop over all"),
         Mistake("zeros for None", breaks="A parameter may have no gradient",
@@ -118,7 +160,9 @@ clip_both.judge_by(
         Mistake("never unscales", edits={UNSCALE: "pass"}, told=SCALED),
         Mistake("unscales after clipping", edits={UNSCALE: "pass", CLIP: UNSCALES_LATE}, told=SCALED),
         Mistake("no clipping", breaks="clip all gradients", edits={CLIP: UNCLIPPED},
-                told="the gradients were not clipped: call `clip_grad_norm_` before the steps (an iterator may be used up)"),
+                told="the gradients were not clipped: call `clip_grad_norm_` before the steps, "
+                "with a list of parameters (a generator "
+                "is used up after one pass)"),
         Mistake("sum of norms", edits={CLIP: f"norm = sum(p.grad.norm() for p in parameters)\n{BY_HAND}"},
                 told="you added up the norms of the parameters' gradients: take the root of the sum of their squares"),
         Mistake("always to max_norm", edits={CLIP: f"{UNCLIPPED}\nfor p in parameters:\n    p.grad *= max_norm / norm"},

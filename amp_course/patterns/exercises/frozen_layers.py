@@ -77,8 +77,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 
     if not callable(method := getattr(model, "trainable", None)):
         raise Wrong(f"`model.trainable` is a {type(method).__name__}, not a method: write `def trainable(self): …`")
-    got = call_answer(method, "at `trainable()`")
-    given = list(got) if isinstance(got, Iterable) and not isinstance(got, nn.Module) else [got]
+    given = _trainable(model, "at `trainable()`")
     if others := [type(one).__name__ for one in given if not isinstance(one, nn.Parameter)]:
         kind = "None" if given == [None] else f"a {others[0]}"
         raise Wrong(f"`trainable()` gives the optimizer {kind} where a parameter belongs")
@@ -96,6 +95,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 
     own = {"the number of these that are the model's own": len(trained)}
     yield Turn("in a new model", {"the number of parameters that `trainable()` returns": len(given), **own, **state()})
+    again = _trainable(model, "at a second call of `trainable()`")
+    yield Turn(
+        "at the second call of `trainable()`", {"the number of parameters that `trainable()` returns": len(again)}
+    )
+    case = "for a second backbone and head"
+    other = call_answer(
+        answer, case, nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    )
+    yield Turn(case, {"the number of parameters that `trainable()` returns": len(_trainable(other, case))})
     norms = {part: [m for m in layers[part] if isinstance(m, nn.BatchNorm1d)] for part in PARTS}
     first = modes(layers["backbone"])
     for mode in (True, False):
@@ -132,6 +140,11 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         "the change of the head's weights": flat(trained) - before,
         **{f"the {part}'s running means": flat(norm.running_mean for norm in norms[part]) for part in PARTS},
     })  # fmt: skip
+
+
+def _trainable(model: Any, case: str) -> list[Any]:
+    got = call_answer(model.trainable, case)
+    return list(got) if isinstance(got, Iterable) and not isinstance(got, nn.Module) else [got]
 
 
 def modes(layers: list[nn.Module]) -> str:
@@ -171,6 +184,11 @@ frozen_layers.judge_by(
                 told="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
         Mistake("last layer only", edits={TRAINABLE: "return self.head[-1].parameters()"},
                 told="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
+        Mistake("a generator that is used up", edits={HEAD: f"{HEAD}\nself.kept = head.parameters()",
+                                                      TRAINABLE: "return self.kept"},
+                told="`trainable()` returns the parameters once, and then nothing: a generator "
+                "such as `head.parameters()` or "
+                "`filter(…)` is used up after one pass. Make it anew in each call, or keep a list"),
         Mistake("all frozen", breaks="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
                 told="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
         Mistake("backbone in fp32", breaks="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},

@@ -93,7 +93,9 @@ gradient_penalty.judge_by(
         Mistake("graph freed", edits={GRAD: GRAD.replace(", create_graph=True", "")},
                 told="the first pass freed its graph, and its gradients have none: call `autograd.grad(…, create_graph=True)`"),
         Mistake("detached", edits={TOTAL: "total = loss + weight * penalty.item()"},
-                told="the penalty was cut from its graph: use no `detach`, `item`, `no_grad` or `get_total_norm` on the way"),
+                told="the penalty changed nothing about the gradients: it was cut from its "
+                "graph. Use no `detach`, `item`, "
+                "`no_grad` or `get_total_norm` on the way to it"),
         Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, told="the penalty is not multiplied by `weight`"),
         Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, told="the penalty is the norm squared: take the root"),
         Mistake("sum of norms", breaks="the norm is that of all gradients together",
@@ -113,6 +115,9 @@ gradient_penalty.judge_by(
                 told="the gradients were not cleared after the overflow, and keep its NaN: clear after a skipped step, too"),
         Mistake("steps by hand", breaks="A batch that overflows is skipped", edits={STEP: "optimizer.step()"},
                 told="`optimizer.step()` applied scaled gradients, and would apply NaN: call `scaler.step(optimizer)`"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` did not run after the step: call it after every step, "
+                "skipped or not"),
         Mistake("returns at an overflow", breaks="the scale falls",
                 edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
                 told="the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` skip, and update"),

@@ -52,8 +52,16 @@ LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that i
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Make seven iterations, three with an overflow in one of the heads; after the last two clean ones the scale grows."""
+    """Make seven iterations, three with an overflow in one of the heads; after the last two clean ones the scale grows.
+
+    Then make one of another training.
+    """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    yield from _train(answer, generator, CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN)
+    yield from _train(answer, generator, (1.0, 1.0, 1.0, " of another training"))
+
+
+def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]) -> Iterator[Turn]:
     body, heads = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), [nn.Linear(8, 4), nn.Linear(8, 3)]
     parameters = [p for model in (body, *heads) for p in model.parameters()]
     for parameter in parameters:
@@ -71,7 +79,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         losses.append(dtype_name((loss := nn.functional.cross_entropy(output, target)).dtype))
         return loss
 
-    for number, (*factors[:], where) in enumerate((CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN), 1):
+    for number, (*factors[:], where) in enumerate(iterations, 1):
         case = f"in iteration {number}{where}"
         runs[:], outputs[:], losses[:] = [], [], []
         inputs = torch.randn(8, 12, generator=generator)
@@ -139,6 +147,10 @@ two_optimizers.judge_by(
                 told="a loss that was not finite was left out, and the body stepped on the other: call `backward()` on both"),
         Mistake("steps both by hand", edits={STEP: "optimizer.step()"},
                 told="`scaler.update()` found no `scaler.step` since the last update: call that for both, then update once"),
+        Mistake("unscales, own steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                told="an optimizer stepped on gradients that hold inf or NaN: `unscale_` finds "
+                "them, and only `scaler.step` "
+                "skips because of them. Call `scaler.step` for both, not `optimizer.step()`"),
         Mistake("steps the second by hand", edits={STEP: f"{STEP} if optimizer is optimizers[0] else optimizer.step()"},
                 told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
         Mistake("never clears", edits={CLEAR: "pass"},

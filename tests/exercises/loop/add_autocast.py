@@ -15,7 +15,7 @@ def plain(model, inputs, targets, loss_fn, optimizer):
 
 
 REGION, FORWARD = 'with torch.amp.autocast("cpu"):', "loss = loss_fn(model(inputs), targets)"
-BACKWARD, STEP = "loss.backward()", "optimizer.step()"
+CLEAR, BACKWARD, STEP = "optimizer.zero_grad(set_to_none=False)", "loss.backward()", "optimizer.step()"
 GRAD = "for p, g in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):\n    p.grad = g"
 LATE = f"loss = loss_fn(y.float(), targets)\n{BACKWARD}"
 DECORATED = {REGION: "if on := torch.autocast('cpu'):", FORWARD: "loss = on(loss_fn)(on(model)(inputs), targets)"}
@@ -24,7 +24,22 @@ RIGHT = {
     "loss in a second region": edited(plain, {FORWARD: "y = model(inputs)", BACKWARD: f"{REGION}\n    {LATE}"}),
     "in a closure": edited(plain, {BACKWARD: "pass", STEP: "optimizer.step(lambda: loss.backward() or loss)"}),
 }
+ONE_MODEL: dict = {}
+
+
+def first_model(model, *rest):
+    return plain(ONE_MODEL.setdefault(0, model), *rest)
+
+
+BY_HAND = f"for p in model.parameters():\n    p.grad = None\n{STEP}"
 WRONG = {
+    "cleared by hand": (edited(plain, {STEP: BY_HAND}), "cleared before the step"),
+    "step, then backward": (
+        edited(plain, {CLEAR: "optimizer.zero_grad()", BACKWARD: STEP, STEP: BACKWARD}),
+        "steps before backward",
+    ),
+    "a graph, and no backward": (edited(plain, {BACKWARD: "loss.grad_fn"}), "no backward"),
+    "the first model again": (first_model, None),
     "all of it in the region": (torch.autocast("cpu", dtype=torch.bfloat16)(plain), "backward inside the region"),
     "looks first": (edited(plain, {FORWARD: f"model(inputs)\n{FORWARD}"}), "forward pass twice"),
     "in eval mode": (lambda model, *rest: plain(model.eval(), *rest), None),

@@ -25,7 +25,22 @@ RIGHT = {
     "own finite test": edited(plain, {STEP: TEST}),
     "by hand from ones": edited(plain, {BACKWARD: "loss.backward(scaler.scale(torch.ones(())))"}),
 }
+OWN = "scaler = torch.amp.GradScaler('cpu', enabled=False)"
+UNSCALE = "scaler.unscale_(optimizer)"
+LATE = {"optimizer.zero_grad(set_to_none=False)": "pass", STEP: f"old = scaler.get_scale()\n{STEP}",
+        UPDATE: f"{UPDATE}\nif scaler.get_scale() >= old:\n    optimizer.zero_grad()"}  # fmt: skip
 WRONG = {
+    "plain step": (
+        edited(plain, {UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"}),
+        "steps by hand, no update",
+    ),
+    "its own is disabled": (edited(plain, {BACKWARD: f"{OWN}\n{BACKWARD}"}), "no scaler at all"),
+    "both steps": (edited(plain, {STEP: f"{STEP} or optimizer.step()"}), "steps twice"),
+    "cleared only after a step that was taken": (edited(plain, LATE), "not cleared"),
+    "NaN made 0": (
+        edited(plain, {UNSCALE: "[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if p.requires_grad]"}),
+        None,
+    ),
     "leaves early, keeps the growth count": (edited(plain, {BACKWARD: EARLY}), None),
     "update first": (edited(plain, {STEP: f"{UPDATE}\n{STEP}", UPDATE: "pass"}), "updates before the step"),
     "tests one gradient": (edited(plain, {STEP: TEST.replace("]", "][-1:]")}), "overflow applied"),

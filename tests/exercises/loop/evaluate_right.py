@@ -29,7 +29,23 @@ RIGHT = {
     "on a copy": edited(plain, {MODES: f"model = copy.deepcopy(model)\n{MODES}"}),
 }
 INSIDE_OUT = {BACK: "for module, mode in reversed(modes):", SET: "module.train(mode)"}
+TOTALS, KEPT = [0, 0], {}
+
+
+def adds_up(model, batches):
+    share = plain(model, batches)
+    TOTALS[0] += share.numerator * sum(len(y) for _, y in batches) // share.denominator
+    TOTALS[1] += sum(len(y) for _, y in batches)
+    return TOTALS[0] / TOTALS[1]
+
+
 WRONG = {
+    "adds up over calls": (adds_up, None),
+    "the first result again": (lambda *both: KEPT.setdefault("first", plain(*both)), None),
+    "all layers as the model": (
+        edited(plain, {BACK: "for module, _ in modes:", SET: "module.training = modes[0][1]"}),
+        "one mode for all layers",
+    ),
     "rounded": (edited(plain, {HITS: HITS.replace("argmax", "round().argmax")}), None),
     "put back by train(), inside out": (edited(plain, INSIDE_OUT), "one mode for all layers"),
     "a copy in bf16": (lambda model, batches: plain(copy.deepcopy(model).bfloat16(), batches), "converts the weights"),

@@ -25,7 +25,20 @@ RIGHT = {
     "all loaded before": edited(plain, QUEUE),
     "one batch, own median": edited(plain, {"times = []": f"times = []\n{LOAD}", LOAD: "pass", RETURN: MIDDLE}),
 }
+
+
+def in_one_go(step, load, wait, clock, warmup, repeats):
+    for number in range(warmup + repeats):
+        if number == warmup:
+            wait()
+            start = clock()
+        step(load())
+    wait()
+    return (clock() - start) / repeats
+
+
 WRONG = {
+    "in one go": (in_one_go, "one clock around all steps"),
     "idle after the step only": (edited(plain, {"wait()  # idle": "if times: wait()"}), "busy without warm-up"),
     "loading timed, mean": (edited(plain, {STEP: "step(load())", RETURN: RETURN.replace("median", "fmean")}), None),
     "the upper of two": (edited(plain, {RETURN: RETURN.replace("median", "median_high")}), "the upper of two"),

@@ -22,7 +22,9 @@ RIGHT = {
     "compares tensors": edited(plain, {RETURN: "return [used.numpy(), int(scaler._scale < used)]"}),
     "own finite test": edited(plain, OWN),
 }
+SUM = GRADIENTS + "\nbad = not all(g.sum().isfinite() for g in gradients if g is not None)"
 WRONG = {
+    "the sum of each": (edited(plain, {STEP: f"{SUM}\n{STEP}", RETURN: "return used, bad"}), "looks at the norm"),
     "by the streak": (edited(plain, {RETURN: "return used, not scaler._get_growth_tracker()"}), "any change is a skip"),
     "a hook left": (edited(plain, {"hook.remove()": "pass"}), None),
     "the scale of the last call": (edited(plain, {RETURN: KEPT}), None),

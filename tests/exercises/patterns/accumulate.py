@@ -36,7 +36,20 @@ RIGHT = {
     "clips in a hook": edited(stream, {CLIP: HOOK, STEP: "scaler.step(optimizer)\nhook.remove()"}),
     "one graph for a group": edited(stream, {SCALE: SUM, UNSCALE: BACKWARD}),
 }
+FIRST: list = []
+
+
+def first_training(*given):
+    FIRST.append((given[0], *given[3:5]))
+    model, optimizer, scaler = FIRST[0]
+    stream(model, given[1], given[2], optimizer, scaler, *given[5:])
+
+
+ALL_ROWS = {"rows += len(targets)": "rows = sum(len(targets) for _, targets in batches)"}
 WRONG = {
+    "the first training again": (first_training, None),
+    "rows of all": (edited(stream, ALL_ROWS), "rows of the whole pass"),
+    "bad losses left out": (edited(stream, {SCALE: f"if not loss.isnan():\n    {SCALE}"}), "leaves out what overflows"),
     "a stream without a tail": (edited(stream, TAIL), "drops the tail"),
     "keeps the tail": (edited(stream, {CLEAR: f"if number % every == 0:\n    {CLEAR}"}), None),
     "one update at the end": (lambda m, b, f, o, s, every, n: stream(m, b, f, o, s, len(b), n), None),

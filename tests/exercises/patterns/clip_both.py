@@ -1,7 +1,8 @@
 """Answers to `clip_both`, written without a look at its table of mistakes."""
 
 import numpy as np
-from torch.nn.utils import get_total_norm
+import torch
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from amp_course.checking import edited
 
@@ -22,6 +23,29 @@ def on_scaled_gradients(optimizers, scaler, max_norm):
     return np.float32(norm / scale)
 
 
+def looks_into_the_scaler(optimizers, scaler, max_norm):
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    norm = clip_grad_norm_(parameters_of(optimizers), max_norm)
+    states = [scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] for optimizer in optimizers]
+    if not any(found.item() for state in states for found in state.values()):
+        [optimizer.step() for optimizer in optimizers]
+    scaler.update()
+    return norm
+
+
+def without_its_norm(optimizers, scaler, max_norm):
+    """Leaves the gradients alone where their norm is inf, and steps."""
+    [scaler.unscale_(optimizer) for optimizer in optimizers]
+    norm = torch.cat([p.grad.flatten() for p in parameters_of(optimizers)]).norm()
+    if norm.isfinite():
+        clip_grad_norm_(parameters_of(optimizers), max_norm)
+    for optimizer in optimizers if all(p.grad.isfinite().all() for p in parameters_of(optimizers)) else ():
+        scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
 NORM = "norm = get_total_norm(gradients)"
 RIGHT = {
     "clips scaled gradients, own step": on_scaled_gradients,
@@ -29,6 +53,8 @@ RIGHT = {
     "scaler.step": edited(on_scaled_gradients, {"optimizer.step()": "scaler.step(optimizer)"}),
 }
 WRONG = {
+    "what the scaler found": (looks_into_the_scaler, "tests the gradients, not the norm"),
+    "unclipped where the norm is inf": (without_its_norm, "tests the gradients, not the norm"),
     "infinity norm": (edited(on_scaled_gradients, {NORM: "norm = get_total_norm(gradients, float('inf'))"}), None),
     "tests for inf only": (edited(on_scaled_gradients, {"if norm.isfinite():": "if not norm.isinf():"}), None),
     "clears": (lambda *a: (on_scaled_gradients(*a), [o.zero_grad() for o in a[0]])[0], "clears"),

@@ -1,6 +1,7 @@
 """Answers to `frozen_layers`, written without a look at its table of mistakes."""
 
 import copy
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -34,11 +35,33 @@ class Float32Norm(nn.Module):
         return [p for p in self.parameters() if p.requires_grad]
 
 
+class KeepsFilter(Float32Norm):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.filtered = filter(lambda parameter: parameter.requires_grad, self.parameters())
+
+    def trainable(self):
+        return self.filtered
+
+
+class OneListForAll(Float32Norm):
+    found: ClassVar[list] = []
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.found.extend(self.parts["head"].parameters())
+
+    def trainable(self):
+        return self.found
+
+
 NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
 GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
 RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
 WRONG = {
+    "a filter that is kept": (KeepsFilter, "a generator that is used up"),
+    "a list of the class": (OneListForAll, None),
     "inference mode": (edited(Float32Norm, {NO_GRAD: "with torch.inference_mode():"}), None),
     "all in one mode": (edited(Float32Norm, {EVAL: 'self.parts["backbone"].train(mode)'}), "backbone trains"),
     "matrices only": (edited(Float32Norm, {GIVEN: GIVEN.replace("if", "if p.dim() > 1 and")}), "last layer only"),

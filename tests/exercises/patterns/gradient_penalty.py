@@ -31,6 +31,8 @@ RIGHT = {
     "early return, smaller scale": edited(plain, {BACKWARD: f"{RETURN} {SMALLER}\n{BACKWARD}"}),
 }
 WRONG = {
+    "no update": (edited(plain, {"scaler.update()": "pass", "scaler.unscale_(optimizer)": "pass"}), "no update"),
+    "norm in a detached list": (edited(plain, {NORM: NORM.replace("g.flatten()", "g.detach().flatten()")}), "detached"),
     "not divided": (edited(plain, {NORM: NORM.replace(" / scaler.get_scale()", "")}), "norm of scaled gradients"),
     "square, divided once": (edited(plain, {NORM: NORM.replace(".norm()", ".square().sum()")}), None),
     "early return": (edited(plain, {BACKWARD: f"{RETURN}\n{BACKWARD}"}), "returns at an overflow"),
