@@ -29,7 +29,7 @@ def weights(printed: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_is_short_enough_to_take_away(name: str) -> None:
-    assert len(find_script(name).read_text().splitlines()) < 80
+    assert len(find_script(name).read_text().splitlines()) < 90
 
 
 @pytest.mark.slow

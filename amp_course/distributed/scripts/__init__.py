@@ -1,1 +1,1 @@
-"""Training scripts to take away: plain PyTorch, under 80 lines each, started by torchrun on CPUs or GPUs."""
+"""Training scripts to take away: plain PyTorch, short enough to read, started by torchrun on CPUs or GPUs."""

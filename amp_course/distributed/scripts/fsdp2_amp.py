@@ -1,4 +1,4 @@
-"""Train on the digits with FSDP2 in mixed precision, clipped, with a sharded checkpoint that any number of ranks can load:
+"""Train on the digits with FSDP2 in mixed precision; any number of ranks can resume from its checkpoint:
 
 torchrun --standalone --nproc-per-node 2 fsdp2_amp.py --dtype bf16 --checkpoint digits_sharded
 """
@@ -40,7 +40,7 @@ def main():
     scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)  # its DTensors agree over the ranks
     inputs, targets = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(targets))
-    sampler = DistributedSampler(data)
+    sampler = DistributedSampler(data)  # equal sizes on all ranks, so their mean is the samples' mean
     loader = DataLoader(data, batch_size=64, sampler=sampler)
 
     def states():
