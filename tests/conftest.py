@@ -49,11 +49,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def unknown_load(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def unknown_load():
     """A test's outcome does not depend on what else runs: how long this process waits for a CPU is not known."""
-    if measure := sys.modules.get("amp_course.kit.measure"):
-        monkeypatch.setattr(measure, "read_waits", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        if measure := sys.modules.get("amp_course.kit.measure"):
+            patch.setattr(measure, "read_waits", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.table import text_table
 
-MARKS = {"native": "●", "emulated": "◐", "unsupported": "○"}
+MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
 
 
 def pick_device() -> torch.device:
@@ -63,6 +63,11 @@ class MachineReport:
     @property
     def reading(self) -> str:
         """What the numbers mean for mixed precision here, one sentence a format."""
+        if any(support.state == "unknown" for support in self.dtypes):
+            return (
+                "This machine was too busy to tell how fast its formats are: other programs had the CPU for "
+                "more than a fifth of the time. Close what you can, and run this again."
+            )
         return " ".join(filter(None, map(_sentence, self.dtypes)))
 
     @property

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from amp_course.kit import dtypes, hardware
+from amp_course.kit import measure
 from amp_course.kit.dtypes import DtypeSupport, judge
 from amp_course.kit.hardware import MachineReport, machine_report, pick_device
 
@@ -256,3 +257,16 @@ def test_the_first_device_that_works_is_picked(
     monkeypatch.setattr(torch.backends, "mps", FakeBackend("mps" in there))
     monkeypatch.setattr(hardware.torch, "ones", ones)
     assert pick_device() == torch.device(picked)
+
+
+def test_a_busy_machine_judges_no_format(monkeypatch):
+    waits = iter([{"main": 0}, {"main": 10**12}])
+    monkeypatch.setattr(measure, "read_waits", lambda: next(waits))
+    monkeypatch.setattr(
+        dtypes, "_matmul_seconds", lambda device: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"}
+    )
+    report = machine_report("cpu")
+    assert [support.state for support in report.dtypes] == ["unknown", "unsupported", "unknown", "unknown"]
+    assert all(support.times_fp32 is None for support in report.dtypes)
+    assert "too busy to tell" in report.reading and not report.explanation
+    assert "emulated" not in str(report) and "time of fp32" not in report._repr_html_()
