@@ -10,8 +10,7 @@ import numpy
 import pytest
 import torch
 
-from amp_course.kit import dtypes, hardware
-from amp_course.kit import measure
+from amp_course.kit import dtypes, hardware, measure
 from amp_course.kit.dtypes import DtypeSupport, judge
 from amp_course.kit.hardware import MachineReport, machine_report, pick_device
 

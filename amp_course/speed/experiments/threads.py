@@ -37,7 +37,7 @@ class Threads(Finding):
     title = "Too many threads"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what more threads than cores cost, and whether threads help at all."""
         assert self.comparison is not None
         told = [f"this process may use {'one core' if self.cores == 1 else f'{self.cores} cores'}"]
@@ -60,7 +60,9 @@ def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Thread
     sides = {_threads(count): _on_threads(training(model, x, y), count) for count in dict.fromkeys((1, cores, many))}
     before = torch.get_num_threads()
     try:
-        return Threads(compare(sides, seconds=seconds, single=False), (published.THREADS,), cores, many)
+        crowd = [side for side in sides if side != _threads(1)]
+        comparison = compare(sides, seconds=seconds, single=False, crowded=crowd)
+        return Threads(comparison, (published.THREADS,), cores, many)
     finally:
         torch.set_num_threads(before)
 
@@ -87,14 +89,14 @@ class ThreadsAndWorkers(Finding):
     title = "Threads and workers"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Name the fastest setting, and compare it with the plainest."""
         assert self.comparison is not None
         base = next(iter(self.comparison.seconds))
         best = max(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
         worst = min(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
         told = [
-            self.comparison.tell(side, base, who=f"with {side}, the loop", than=f"with {base}")
+            self.comparison.tell(side, base, who=f"the loop with {side}", than=f"one with {base}")
             for side in dict.fromkeys((best, worst))
             if self.comparison.ratio(side, base).verdict != "same"
         ]
