@@ -264,6 +264,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     axis.set_yticks(range(len(predictions)), [one.title for one in predictions])
     axis.set_ylim(len(predictions) - 0.5, -0.6)
     axis.set_xlabel("times as fast as fp32 (log scale)", fontsize=8)
-    title(axis, f"What {label} should buy, and what it does")
+    busy = any(one.busy for one in predictions)
+    title(axis, f"What {label} should buy, and what it does", "this machine was too busy to tell" if busy else "")
     figure.legend(**_LEGEND)
     return figure

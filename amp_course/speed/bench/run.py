@@ -23,7 +23,7 @@ from amp_course.loop.recipe import FP32, Recipe, recipes_for
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 from amp_course.speed.bench.page import LeftOut, Page, Result
 from amp_course.speed.machine import Machine, measure_machine
-from amp_course.speed.prediction import predict_speedup
+from amp_course.speed.prediction import predict_workload
 
 _ENVIRONMENT = (  # variables that change such times
     "OMP_NUM_THREADS",
@@ -105,7 +105,7 @@ class Bench:
             if slow:
                 self.left_out.append(slow)
                 return
-            prediction = predict_speedup(workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS)
+            prediction = predict_workload(workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS)
             self.results.append(Result.of(workload.name, prediction))
         except (RuntimeError, ArithmeticError, ValueError, MemoryError) as error:  # not enough memory, above all
             why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
