@@ -49,6 +49,8 @@ def time_facts(
         told = explain(step, batches, seconds=seconds)
     except StepFailed:  # which the watch or the audit has told
         return [], []
+    if told.timing.busy:
+        return [("a step took", f"{seconds_text(told.seconds)}. {told.timing.busy}")], []
     largest = list(told.kinds.items())[:_KINDS]
     shares = listed(f"{spent / told.seconds:.0%} {kind}" for kind, spent in largest)
     advice = [
