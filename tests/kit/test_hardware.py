@@ -269,3 +269,14 @@ def test_a_busy_machine_judges_no_format(monkeypatch):
     assert all(support.times_fp32 is None for support in report.dtypes)
     assert "too busy to tell" in report.reading and not report.explanation
     assert "emulated" not in str(report) and "time of fp32" not in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("1600000 100000", 8), ("20000 100000", 1), ("", 8)]
+)
+def test_a_quota_counts_as_cores(monkeypatch, tmp_path, quota, cores):
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(hardware, "_CPU_MAX", tmp_path / "cpu.max")
+    assert hardware.usable_cores() == 8  # no such file
+    hardware._CPU_MAX.write_text(quota)
+    assert hardware.usable_cores() == cores

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.utils.data import Dataset
 
-from amp_course.kit.hardware import _cpu_cores
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
 from amp_course.speed.experiments import published
@@ -53,7 +53,7 @@ class Threads(Finding):
 
 def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Threads:
     """Train three linear layers on the CPU with different numbers of threads; the number of before is put back."""
-    cpu, cores = torch.device("cpu"), _cpu_cores()
+    cpu, cores = torch.device("cpu"), usable_cores()
     many = many or cores * (4 if cores <= 8 else 2)
     model = seeded(partial(SimpleNet, 512), cpu)
     x, y = (drawn(128, 512, device=cpu, seed=seed) for seed in (1, 2))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from amp_course.kit.hardware import _cpu_cores
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import CpuWait, busy_text, seconds_text
 from amp_course.speed.experiments import published
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
@@ -81,7 +81,7 @@ def worker_counts(
         }
         sides = {name: partial(read, loader) for name, loader in loaders.items()}
         batches = max(map(len, loaders.values()))
-        crowded = [workers_text(count) for count in counts if count > _cpu_cores()]
+        crowded = [workers_text(count) for count in counts if count > usable_cores()]
         comparison = compare(sides, steps=1, seconds=seconds, crowded=crowded)
         return WorkerCounts(comparison, (published.WORKERS,), tuple(counts), batches)
 

@@ -10,6 +10,7 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import synchronize
 from amp_course.speed.counting import CAST, MATMUL
 from amp_course.speed.explain import kinds
@@ -20,7 +21,7 @@ from amp_course.speed.explain.findings import Findings
 from amp_course.speed.explain.kinds import LOW
 from amp_course.speed.explain.rounds import Rounds, plain_steps, price_of_a_call
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls, usable_cores
+from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls
 from amp_course.speed.faults import seconds_per_fault
 
 _ROUNDS = 5  # turns of plain and recorded steps

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import CpuWait, Timing, synchronize
 from amp_course.speed.explain.kinds import KINDS, LAUNCH, sort_step
 from amp_course.speed.explain.lines import LineTimes, time_lines
 from amp_course.speed.explain.recording import StepRecord, record_steps
 from amp_course.speed.explain.running import Runner
 from amp_course.speed.explain.sampling import Sample, sampled
-from amp_course.speed.explain.trials import usable_cores
 from amp_course.speed.faults import page_faults
 
 _WARM = 8  # steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
