@@ -22,7 +22,7 @@ from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
 from amp_course.speed.experiments.workbench import low_recipe
 from amp_course.speed.explain import Explanation, explain
 from amp_course.speed.planted import MANY_THREADS, PLANTED, Planted
-from amp_course.speed.prediction import predict_speedup
+from amp_course.speed.prediction import predict_workload
 from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
 
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for workload in (simple_net, digits_resnet, char_gpt)[: 1 if chosen.tiny else None]:
         small = {"batch_size": 2} if chosen.tiny else {}
         seconds = 0.3 if chosen.tiny else 4.0
-        found = predict_speedup(workload(chosen.device, **small), recipe, chosen.device, seconds=seconds)
+        found = predict_workload(workload(chosen.device, **small), recipe, chosen.device, seconds=seconds)
         record.data["workloads"][workload.__name__] = {**found.to_dict(), "error": found.error}
         gap = ", ".join(f"{name} {value * 1e3:+.2f} ms" for name, value in found.gap().items())
         print(

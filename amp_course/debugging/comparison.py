@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from amp_course.autocast.records import tensors_in
-from amp_course.debugging.nonfinite import Watch, first_nonfinite
+from amp_course.debugging.nonfinite import first_nonfinite
 from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
 from amp_course.kit.table import html_table, text_table
+from amp_course.speed.experiments.in_turn import Comparison as Timed
+from amp_course.speed.experiments.in_turn import compare
 
 HERE = "# here"  # at the end of the line that is to be named
 
@@ -171,30 +172,53 @@ def compare_tools() -> Comparison:
     return Comparison(faults, sound)
 
 
-def relative_costs(step: Callable[[], Any], model: nn.Module, rounds: int = 5) -> dict[str, float]:
-    """Return the median time of a step under each tool, divided by that of a bare one; all take turns.
+@dataclass(frozen=True, repr=False)
+class Costs:
+    """What a step takes under each tool, timed in turn with a bare one."""
 
-    Only running costs count: the tools are made again for each step, outside of the time that is taken.
-    """
-    times: dict[str, list[float]] = {name: [] for name in ("bare", *available_tools())}
-    step()
-    for _ in range(rounds):
-        for name in times:
-            with _around(name, model):
-                start = time.perf_counter()
+    comparison: Timed
+
+    def times(self, tool: str) -> float:
+        """Return how many times the bare step it takes, in the middle of the rounds."""
+        return 1 / self.comparison.ratio(tool, "bare").median
+
+    def __str__(self) -> str:
+        """Write a line for each tool; on a busy machine, that it cannot be told."""
+        if self.comparison.busy:
+            return self.comparison.busy
+        lines = []
+        for tool in self.comparison.seconds:
+            same = self.comparison.ratio(tool, "bare").verdict == "same"
+            said = (
+                "as long as the step, as far as this run can tell" if same else f"{self.times(tool):.1f} times the step"
+            )
+            lines += [f"{tool:22} {said}"] if tool != "bare" else []
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def relative_costs(step: Callable[[], Any], model: nn.Module, *, seconds: float = 2.0) -> Costs:
+    """Time a step bare and under each tool, in turn. Each tool is set up and taken off within its time, as when you call it."""
+
+    def under(tool: str) -> Callable[[], object]:
+        def run() -> None:
+            with _around(tool, model):
                 step()
-                times[name].append(time.perf_counter() - start)
-    middle = {name: sorted(taken)[len(taken) // 2] for name, taken in times.items()}
-    return {name: middle[name] / middle["bare"] for name in times if name != "bare"}
+
+        return run
+
+    sides: dict[str, Callable[[], object]] = {"bare": step}
+    sides |= {tool: under(tool) for tool in available_tools()}
+    sides["first_nonfinite"] = lambda: first_nonfinite(step, model=model)
+    return Costs(compare(sides, seconds=seconds))
 
 
 @contextlib.contextmanager
 def _around(tool: str, model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if tool == "first_nonfinite":
-            stack.enter_context(Watch([model]))
-        elif tool == "detect_anomaly":
+        if tool == "detect_anomaly":
             stack.enter_context(torch.autograd.detect_anomaly())
         elif tool == "DebugMode":
             debug_mode: Any = importlib.import_module("torch.utils._debug_mode").DebugMode

@@ -13,15 +13,16 @@ from typing import Any, Literal
 
 import torch
 
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import CpuWait, synchronize, too_busy
 
-State = Literal["native", "emulated", "unsupported"]
+State = Literal["native", "emulated", "unsupported", "unknown"]
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SLOWER = 1.2  # above this multiple of fp32's time a format is called emulated; the margin is for noise
 FASTER = 0.9  # below this one, it is called faster
 SIZE_CPU = 512  # large enough for the vector units; fp16 in software takes 0.1 s at 512, and 1.5 s at 1024
 SIZE_ACCELERATOR = 4096  # large enough to fill a GPU
+BUSY_NOTE = "this machine was too busy to tell"
 LEAST_ROUNDS, ROUNDS_SECONDS, TURN_SECONDS = 3, 0.7, 0.02
 
 
@@ -31,7 +32,7 @@ class DtypeSupport:
 
     native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so the
     numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised an error,
-    or the device has no such mode.
+    or the device has no such mode. unknown: the machine was too busy for its times to mean anything.
     """
 
     name: str
@@ -50,8 +51,10 @@ def dtype_support(device: torch.device | str) -> tuple[DtypeSupport, ...]:
     Example: on a CPU with bf16 instructions → fp32 native, tf32 unsupported, bf16 native, fp16 emulated
     """
     device = torch.device(device)
-    seconds = _matmul_seconds(device)
-    return tuple(judge(name, seconds[name], seconds["fp32"]) for name in DTYPES)
+    with CpuWait() as wait:
+        seconds = _matmul_seconds(device)
+    busy = too_busy(wait.share)
+    return tuple(judge(name, seconds[name], seconds["fp32"], busy) for name in DTYPES)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -59,13 +62,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def judge(name: str, measured: float | str, fp32: float | str) -> DtypeSupport:
+def judge(name: str, measured: float | str, fp32: float | str, busy: bool = False) -> DtypeSupport:
     """Judge a format by its seconds per matmul, or by the error the matmul raised, compared with fp32's.
+
+    busy: whether other programs had the CPU for so long that the times say nothing
 
     Example: judge("fp16", 0.042, 0.001).state → "emulated"
     """
     if isinstance(measured, str):
         return DtypeSupport(name, "unsupported", None, None, measured)
+    if busy:
+        return DtypeSupport(name, "unknown", measured, None, BUSY_NOTE)
     if isinstance(fp32, str):
         return DtypeSupport(name, "native", measured, None, "no fp32 to compare with")
     times = measured / fp32

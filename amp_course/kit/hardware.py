@@ -17,7 +17,8 @@ from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.table import text_table
 
-MARKS = {"native": "●", "emulated": "◐", "unsupported": "○"}
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time; "max 100000": no limit
+MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
 
 
 def pick_device() -> torch.device:
@@ -63,6 +64,11 @@ class MachineReport:
     @property
     def reading(self) -> str:
         """What the numbers mean for mixed precision here, one sentence a format."""
+        if any(support.state == "unknown" for support in self.dtypes):
+            return (
+                "This machine was too busy to tell how fast its formats are: other programs had the CPU for "
+                "more than a fifth of the time. Close what you can, and run this again."
+            )
         return " ".join(filter(None, map(_sentence, self.dtypes)))
 
     @property
@@ -157,7 +163,7 @@ def machine_report(device: torch.device | str | None = None) -> MachineReport:
             device_name=_device_name(device),
             compute_capability=_compute_capability(device),
             memory_bytes=_memory_bytes(device),
-            cpu_cores=_cpu_cores(),
+            cpu_cores=usable_cores(),
             threads=torch.get_num_threads(),
             torch_version=torch.__version__,
             python_version=platform.python_version(),
@@ -167,10 +173,16 @@ def machine_report(device: torch.device | str | None = None) -> MachineReport:
         )
 
 
-def _cpu_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity, and a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_MAX.read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return cores
 
 
 def _device_name(device: torch.device) -> str:

@@ -4,8 +4,14 @@ An accelerator works behind the program's back: an op returns when it is queued,
 clock starts on an idle device and stops once the device is idle again. `time_step` does this round a
 function; `StepTimer` inside a training loop, on CUDA by events, which cost the loop no wait. For single ops
 use torch.utils.benchmark.
+
+On a machine that other programs keep busy, a time says more about them than about the code. Linux counts how
+long each thread waits for a CPU, and `CpuWait` reads that, so that whoever claims something from a time can
+ask `too_busy` first.
 """
 
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +21,84 @@ from typing import Any
 import torch
 
 Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
+BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed from a time
+
+
+def read_waits() -> dict[str, int] | None:
+    """Return how long each thread of this process, and each worker process, has waited for a CPU so far.
+
+    In nanoseconds, by the thread's folder in /proc. A waiting thread is ready to run and has no CPU: one that
+    sleeps, or waits for a disk, does not count. None where the system does not say: not on Linux, or a kernel
+    that does not count.
+    """
+    ran, waits = 0, {}
+    try:
+        folders = [f"/proc/self/task/{thread}" for thread in os.listdir("/proc/self/task")]
+    except OSError:
+        return None
+    folders += [f"/proc/{child.pid}" for child in multiprocessing.active_children()]
+    for folder in folders:
+        try:
+            with open(f"{folder}/schedstat", encoding="ascii") as file:
+                on_cpu, waited, _ = map(int, file.read().split())
+        except (OSError, ValueError):  # the thread has ended, or there is no such file
+            continue
+        ran += on_cpu
+        waits[folder] = waited
+    return waits if ran else None
+
+
+class CpuWait:
+    """Find the share of some stretches of time in which this process waited for a CPU.
+
+    What counts is the thread that waited the longest, because an op is done when its slowest thread is.
+    Waiting for other programs and for threads and workers of one's own looks the same.
+
+    Example: wait = CpuWait(); with wait: train(); wait.share → 0.03, or None where the system does not say
+    """
+
+    def __init__(self) -> None:
+        """Begin with no stretch at all."""
+        self._seconds = self._waited = 0.0
+        self._known = True
+
+    def __enter__(self) -> "CpuWait":
+        """Begin a stretch."""
+        self._before, self._began = read_waits(), time.monotonic()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        """End it."""
+        seconds, after, before = time.monotonic() - self._began, read_waits(), self._before
+        if before is None or after is None:
+            self._known = False
+            return
+        self._seconds += seconds
+        self._waited += max(waited - before.get(thread, 0) for thread, waited in after.items()) / 1e9
+
+    @property
+    def share(self) -> float | None:
+        """The share so far, between 0 and 1 whatever the clock does."""
+        if not self._known or self._seconds <= 0:
+            return None
+        return min(1.0, max(0.0, self._waited / self._seconds))
+
+
+def too_busy(*shares: float | None) -> bool:
+    """Return True if the process waited for a CPU for more than a fifth of any of these times; None is unknown."""
+    return any(share is not None and share > BUSY for share in shares)
+
+
+def busy_text(*shares: float | None) -> str:
+    """Say that nothing can be told from a time, and why; "" unless `too_busy`."""
+    if not too_busy(*shares):
+        return ""
+    most = max(share for share in shares if share is not None)
+    return (
+        f"This machine was too busy to tell: this process waited for a CPU {most:.0%} of the time, because of "
+        "other programs, or of more threads and workers of its own than there are cores. Close what you can, "
+        "and run this again."
+    )
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -45,10 +129,13 @@ def seconds_text(seconds: float) -> str:
 class Timing:
     """Hold the times of several steps, in seconds.
 
+    waited: the share of that time in which the process waited for a CPU; None if that is not known
+
     Example: str(Timing((0.012, 0.0123, 0.013))) → "12.3 ms (quartiles 12.2 to 12.7, 3 steps)"
     """
 
     samples: tuple[float, ...]
+    waited: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError if there is no sample."""
@@ -75,12 +162,30 @@ class Timing:
             return [self.samples[0]] * 3
         return statistics.quantiles(self.samples, n=4, method="inclusive")
 
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from these times; "" on a quiet machine."""
+        return busy_text(self.waited)
+
+    def compared_with(self, other: "Timing") -> str:
+        """Say how long a step takes next to another, as far as this machine can show it.
+
+        Example: Timing((0.010, 0.011)).compared_with(Timing((0.020, 0.021))) → "0.51 times as long"
+        """
+        if busy := busy_text(self.waited, other.waited):
+            return busy
+        times = f"{self.median / other.median:.2f} times as long"
+        if self.q1 <= other.q3 and other.q1 <= self.q3:
+            return f"no difference that this machine can show ({times}, and the quartiles overlap)"
+        return times
+
     def __str__(self) -> str:
         """Write the median with its unit, then the quartiles in the same unit."""
         size, unit = _seconds_unit(self.median)
         q1, q3 = (_three_figures(quartile / size) for quartile in (self.q1, self.q3))
         steps = "1 step" if len(self.samples) == 1 else f"{len(self.samples)} steps"
-        return f"{_three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps})"
+        busy = f", {self.waited:.0%} of it waiting for a CPU" if self.busy else ""
+        return f"{_three_figures(self.median / size)} {unit} (quartiles {q1} to {q3}, {steps}{busy})"
 
 
 def time_step(
@@ -112,16 +217,17 @@ def time_step(
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: pass 0 or more.")
     taken: list[float] = []
-    while len(taken) < warmup + repeats:
-        pace = min(taken[1:], default=0.0)  # the first step is too slow to judge the others by
-        if taken and max_seconds is not None and sum(taken) + pace > max_seconds:
-            break
-        synchronize(device)
-        start = time.perf_counter()
-        step()
-        synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return Timing(tuple(taken[warmup:] or taken[-1:]))
+    with CpuWait() as wait:
+        while len(taken) < warmup + repeats:
+            pace = min(taken[1:], default=0.0)  # the first step is too slow to judge the others by
+            if taken and max_seconds is not None and sum(taken) + pace > max_seconds:
+                break
+            synchronize(device)
+            start = time.perf_counter()
+            step()
+            synchronize(device)
+            taken.append(time.perf_counter() - start)
+    return Timing(tuple(taken[warmup:] or taken[-1:]), wait.share)
 
 
 class StepTimer:
@@ -129,7 +235,8 @@ class StepTimer:
 
     `start()` before the step, `stop()` after it, `seconds()` at the end. On CUDA both put an event into the
     queue and go on; the one wait is in `seconds()`. On a CPU they read the clock; on other devices they
-    synchronise first.
+    synchronise first. `waited` is then the share of the time, from the first `start()` to the first
+    `seconds()`, in which the process waited for a CPU; None if that is not known.
 
     Example: timer = StepTimer("cpu"); timer.start(); train_one_step(); timer.stop(); timer.seconds() →
     [0.0163]
@@ -141,11 +248,15 @@ class StepTimer:
         self.device = torch.device(device)
         self._marks: list[tuple[Mark, Mark]] = []
         self._started: Mark | None = None
+        self._wait: CpuWait | None = None
+        self.waited: float | None = None
 
     def start(self) -> None:
         """Start the clock for one step."""
         if self._started is not None:
             raise RuntimeError("start() twice without stop() between: call stop() at the end of each step.")
+        if self._wait is None:
+            self._wait = CpuWait().__enter__()
         self._started = self._mark()
 
     def stop(self) -> None:
@@ -164,6 +275,9 @@ class StepTimer:
         """Return the seconds of each finished step, in order."""
         if self.device.type == "cuda":
             synchronize(self.device)
+        if self._wait is not None and self.waited is None:
+            self._wait.__exit__()
+            self.waited = self._wait.share
         return [_between(start, stop) for start, stop in self._marks]
 
     def _mark(self) -> Mark:

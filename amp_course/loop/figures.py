@@ -136,8 +136,11 @@ def report_card_figure(card: ReportCard) -> Figure:
     for axis, value, text, head in (
         (
             axes[0],
-            card.speedup,
-            lambda row: f"{card.speedup(row):.2f} ×  ({seconds_text(row.timing.median)})",
+            lambda row: 0.0 if card.busy(row.workload) else card.speedup(row),
+            lambda row: (
+                f"{'too busy to tell' if card.busy(row.workload) else f'{card.speedup(row):.2f} ×'}  "
+                f"({seconds_text(row.timing.median)})"
+            ),
             "Speed-up",
         ),
         (

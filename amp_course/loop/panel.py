@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from amp_course.kit.dtypes import DtypeSupport, dtype_support
 from amp_course.kit.hardware import pick_device
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import busy_text, seconds_text
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.style import image_html
 from amp_course.loop.figures import speed_up_figure
@@ -26,13 +26,17 @@ _MAX_BARS = 12
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: a recipe against fp32 at a width and batch size, their steps run in turn."""
+    """One measurement: a recipe against fp32 at a width and batch size, their steps run in turn.
+
+    busy: why the times tell nothing; "" on a quiet machine
+    """
 
     recipe: str
     width: int
     batch: int
     fp32_seconds: float
     seconds: float
+    busy: str = ""
 
     @property
     def speedup(self) -> float:
@@ -55,8 +59,8 @@ def measure_pair(recipe: str, width: int, batch: int, device: torch.device) -> M
             left = _MAX_SECONDS - sum(sum(record.step_seconds) for record in done)
             if all(record.complete for record in done) and left > 0:
                 done.append(side.run(_STEPS, left))
-    base, other = (join(done).timing.median for done in runs)
-    return Measured(recipe, width, batch, base, other)
+    base, other = (join(done).timing for done in runs)
+    return Measured(recipe, width, batch, base.median, other.median, busy_text(base.waited, other.waited))
 
 
 class StepExplorer(Panel):
@@ -108,6 +112,9 @@ class StepExplorer(Panel):
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self.tell(f"{html.escape(str(error).split(chr(10))[0])}: choose a smaller width or batch.")
         else:
+            if found.busy:
+                self.tell(found.busy)
+                return
             self.results = [*self.results, found][-_MAX_BARS:]
             self.tell(
                 f"{found.label}: fp32 {seconds_text(found.fp32_seconds)}, {RECIPES[found.recipe].label} "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from amp_course.kit.hardware import MachineReport, machine_report
-from amp_course.kit.measure import Timing, seconds_text
+from amp_course.kit.measure import Timing, busy_text, seconds_text
 from amp_course.kit.memory import StepMemory, bytes_text
 from amp_course.kit.table import html_table, text_table
 from amp_course.loop.recipe import AnyRecipe, recipes_for
@@ -95,6 +95,7 @@ class Row:
             "planned_steps": self.planned_steps,
             "seconds_per_step": self.timing.median,
             "seconds_quartiles": [self.timing.q1, self.timing.q3],
+            "waited": self.timing.waited,
             "peak_bytes": self.peak_bytes,
             "bytes_per_parameter": self.bytes_per_parameter,
             "activation_bytes": self.activation_bytes,
@@ -125,6 +126,10 @@ class ReportCard:
         """Return fp32's time per step over this row's: 2.0 is twice as fast."""
         return self.of(row.workload)[0].timing.median / row.timing.median
 
+    def busy(self, workload: str) -> str:
+        """Say why the times of a workload tell nothing; "" if they do."""
+        return busy_text(*(row.timing.waited for row in self.of(workload)))
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""
         return {
@@ -144,7 +149,7 @@ class ReportCard:
             row.title,
             row.recipe.label,
             seconds_text(row.timing.median),
-            f"{self.speedup(row):.2f} ×",
+            "–" if self.busy(row.workload) else f"{self.speedup(row):.2f} ×",
             bytes_text(row.peak_bytes),
             f"{row.bytes_per_parameter:.1f}",
             bytes_text(row.activation_bytes),
@@ -154,10 +159,13 @@ class ReportCard:
         ]
 
     def __repr__(self) -> str:
-        return text_table(self.cells())
+        return "\n\n".join(filter(None, [text_table(self.cells()), self._busy()]))
 
     def _repr_html_(self) -> str:
-        return html_table(self.cells())
+        return html_table(self.cells()) + (f"<p>{self._busy()}</p>" if self._busy() else "")
+
+    def _busy(self) -> str:
+        return max(map(self.busy, self.workloads()), default="")
 
     def paragraph(self) -> str:
         """Say in words (Markdown) what the numbers show: what helped, what did not, and why."""

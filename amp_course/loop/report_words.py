@@ -22,7 +22,11 @@ _HELPED, _HURT = 1.1, 0.95  # speed-ups between these two are called no change
 def paragraph(card: ReportCard) -> str:
     """Return a paragraph (Markdown) for each workload, then what explains slow formats and missing losses."""
     said = [_describe_workload(card, workload) for workload in card.workloads()]
-    slow = {find_name(row.recipe) for row in card.rows if row.stopped or card.speedup(row) < _HURT}
+    slow = {
+        find_name(row.recipe)
+        for row in card.rows
+        if not card.busy(row.workload) and (row.stopped or card.speedup(row) < _HURT)
+    }
     explanation = explain_emulated(support for support in card.machine.dtypes if support.name in slow)
     if explanation:
         said.append(f"**Why so slow?** {explanation}")
@@ -40,19 +44,21 @@ def find_name(recipe: AnyRecipe) -> str:
 
 def _describe_workload(card: ReportCard, workload: str) -> str:
     base, *others = card.of(workload)
+    busy = card.busy(workload)
     finished = [row for row in others if not row.stopped and not row.died]
-    said = [f"**{html.escape(base.title)}.**"]
+    said = [f"**{html.escape(base.title)}.**", busy]
     if base.stopped:
         said.append(f"Even {_label(base)} was stopped, after {_steps(base)}: {_BUSY}")
     if finished:
-        best = max(finished, key=card.speedup)
-        said += [_describe_speed(card, base, best), _describe_memory(base, best), _describe_quality(base, best)]
+        best = min(finished, key=lambda row: row.peak_bytes) if busy else max(finished, key=card.speedup)
+        said += ["" if busy else _describe_speed(card, base, best)]
+        said += [_describe_memory(base, best), _describe_quality(base, best)]
     elif any(row.stopped for row in others) and not base.stopped:
         said.append(f"Only {_label(base)} finished in time.")
     dead = [_label(row) for row in card.of(workload) if row.died]
     if dead:
         said.append(f"The loss became inf or NaN under {' and '.join(dead)}: chapter 08 says why.")
-    stopped = [_describe_stopped(base, row) for row in others if row.stopped]
+    stopped = [_describe_stopped(base, row, bool(busy)) for row in others if row.stopped]
     return " ".join(filter(None, said)) + "".join(f"\n{item}" for item in ["", *stopped] if stopped)
 
 
@@ -60,8 +66,13 @@ _BUSY = "the time limit is too short for a machine as slow, or as busy, as this 
 
 
 def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
-    gain = card.speedup(best)
+    gain, (fp32, amp) = card.speedup(best), (base.timing, best.timing)
     times = f"{seconds_text(base.timing.median)} a step in {_label(base)}, {seconds_text(best.timing.median)} in {_label(best)}"
+    if fp32.q1 <= amp.q3 and amp.q1 <= fp32.q3 and not _HURT <= gain < _HELPED:
+        return (
+            f"Between {_label(base)} and {_label(best)} this machine can show no difference in time: the quartiles "
+            f"overlap ({times})."
+        )
     if gain >= _HELPED:
         return f"{_label(best)} helped: {gain:.2f} times as fast ({times})."
     reason = _find_reason(find_support(card, best.recipe))
@@ -115,10 +126,12 @@ def _describe_quality(base: Row, row: Row) -> str:
     return f"Final loss: {base.final_loss:.4f} in {_label(base)}, {row.final_loss:.4f} in {_label(row)}."
 
 
-def _describe_stopped(base: Row, row: Row) -> str:
+def _describe_stopped(base: Row, row: Row, busy: bool) -> str:
     ratio, share = row.timing.median / base.timing.median, row.peak_bytes / base.peak_bytes
     seconds = f"{seconds_text(row.timing.median)} a step instead of {seconds_text(base.timing.median)}"
-    if ratio > SLOWER:
+    if busy:
+        pace = f"was stopped by the time limit after {_steps(row)}."
+    elif ratio > SLOWER:
         pace = f"was stopped after {_steps(row)}, at {_times(ratio)} {_label(base)}'s time ({seconds})."
     elif base.stopped:
         pace = f"was stopped too, after {_steps(row)} ({seconds})."

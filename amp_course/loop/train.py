@@ -31,6 +31,7 @@ class RunRecord:
     step_seconds: the time of every step; the first `warmup` of them are no measurement
     memory:       the bytes of one step, or None
     complete:     False when `max_seconds` ended the run early
+    waited:       the share of the time in which the process waited for a CPU; None if not known
     """
 
     recipe: AnyRecipe
@@ -42,11 +43,12 @@ class RunRecord:
     warmup: int
     memory: StepMemory | None
     complete: bool
+    waited: float | None = None
 
     @property
     def timing(self) -> Timing:
         """The steps after the warm-up; of a run that ended in it, the last step alone."""
-        return Timing(self.step_seconds[self.warmup :] or self.step_seconds[-1:])
+        return Timing(self.step_seconds[self.warmup :] or self.step_seconds[-1:], self.waited)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain numbers and strings, ready for JSON."""
@@ -60,6 +62,7 @@ class RunRecord:
             "warmup": self.warmup,
             "memory": self.memory.to_dict() if self.memory else None,
             "complete": self.complete,
+            "waited": self.waited,
         }
 
 
@@ -161,6 +164,7 @@ def run(
         warmup=warmup,
         memory=counted,
         complete=complete,
+        waited=timer.waited,
     )
 
 
@@ -179,7 +183,15 @@ def join(records: list[RunRecord]) -> RunRecord:
         warmup=first.warmup,
         memory=next((record.memory for record in records if record.memory), None),
         complete=all(record.complete for record in records),
+        waited=_mean_share(records),
     )
+
+
+def _mean_share(records: list[RunRecord]) -> float | None:
+    """Return the share of all records' time that was spent waiting for a CPU."""
+    known = [(record.waited, sum(record.step_seconds)) for record in records if record.waited is not None]
+    seconds = sum(taken for _, taken in known)
+    return sum(share * taken for share, taken in known) / seconds if seconds else None
 
 
 def _with_bar(batches: Iterable[Any], progress: bool, recipe: AnyRecipe) -> Iterable[Any]:

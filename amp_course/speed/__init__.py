@@ -1,1 +1,22 @@
-"""Chapter 09: why AMP is not faster, what it could buy here, and what ate the difference."""
+"""Chapter 09: why AMP is not faster, from the roofline to the reader's own step.
+
+Two tools take a training of your own: `predict_speedup(model, loss_fn, batch)`, and `explain(train_step, batches)` of
+`amp_course.speed.explain`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amp_course.speed.prediction import Prediction, predict_speedup
+
+__all__ = ["Prediction", "predict_speedup"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import each public name on demand: counting ops needs torch alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("amp_course.speed.prediction"), name)

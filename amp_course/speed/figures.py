@@ -220,7 +220,8 @@ def rates_figure(machine: Machine) -> Figure:
     axis.yaxis.set_major_formatter(lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " "))
     axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    title(axis, f"How fast matmuls run here ({machine.device})", "FLOPs per second; higher is faster")
+    under = "this machine was too busy to tell" if machine.busy else "FLOPs per second; higher is faster"
+    title(axis, f"How fast matmuls run here ({machine.device})", under)
     return figure
 
 
@@ -231,7 +232,9 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
         for one in predictions
     )
     label = predictions[0].recipe.label
-    figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=f"Speed-up of {label} over fp32. {told}.")
+    busy = max((one.busy for one in predictions), default="")
+    alt = f"{busy or f'Speed-up of {label} over fp32.'} {told}."
+    figure, axis = new_figure(7.4, 0.9 + 0.8 * len(predictions), alt=alt)
     for row, one in enumerate(predictions):
         fp32, amp = one.fp32.timing, one.amp.timing
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
@@ -264,6 +267,6 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     axis.set_yticks(range(len(predictions)), [one.title for one in predictions])
     axis.set_ylim(len(predictions) - 0.5, -0.6)
     axis.set_xlabel("times as fast as fp32 (log scale)", fontsize=8)
-    title(axis, f"What {label} should buy, and what it does")
+    title(axis, f"What {label} should buy, and what it does", "this machine was too busy to tell" if busy else "")
     figure.legend(**_LEGEND)
     return figure

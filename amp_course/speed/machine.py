@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from amp_course.kit.dtypes import DTYPES
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import CpuWait, busy_text, seconds_text, synchronize
 from amp_course.kit.memory import bytes_text
 from amp_course.speed.roofline import Roofline
 
@@ -49,6 +49,7 @@ class Machine:
     rates:          by format and size
     bandwidth:      bytes per second of a large copy, read and written
     launch_seconds: of one small op among many: on a GPU, the time from one launch to the next
+    waited:         the share of the time in which the process waited for a CPU; None if not known
     """
 
     device: str
@@ -56,6 +57,12 @@ class Machine:
     bandwidth: float
     launch_seconds: float
     notes: tuple[str, ...] = field(default=())
+    waited: float | None = None
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from these numbers; "" on a quiet machine."""
+        return busy_text(self.waited)
 
     @property
     def peaks(self) -> dict[str, float]:
@@ -85,13 +92,25 @@ class Machine:
             "bandwidth": self.bandwidth,
             "launch_seconds": self.launch_seconds,
             "notes": list(self.notes),
+            "waited": self.waited,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
         """Read what `to_dict` wrote."""
         rates = tuple(Rate(one["format"], one["size"], one["flops"], one["why"]) for one in data["rates"])
-        return cls(data["device"], rates, data["bandwidth"], data["launch_seconds"], tuple(data["notes"]))
+        return cls(
+            data["device"], rates, data["bandwidth"], data["launch_seconds"], tuple(data["notes"]), data.get("waited")
+        )
+
+    def __str__(self) -> str:
+        """Write the numbers, a line each; how the formats compare only if the machine was quiet."""
+        lines = [f"memory     {self.bandwidth / 1e9:,.0f} GB/s"]
+        lines.append(f"launch     {seconds_text(self.launch_seconds)} for one small op")
+        for fmt, peak in self.peaks.items():
+            times = "" if fmt == "fp32" or self.busy else f", {self.factor(fmt):.2g} times fp32's rate at the same size"
+            lines.append(f"{fmt:10} {peak / 1e9:,.0f} GFLOP/s{times}")
+        return "\n".join([*lines, *filter(None, [self.busy])])
 
 
 def measure_machine(
@@ -120,13 +139,13 @@ def measure_machine(
     for name in formats:
         if name not in DTYPES:
             raise ValueError(f"{name!r} is no format that is measured here: choose from {', '.join(DTYPES)}")
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), CpuWait() as wait:
         launch = measure_launch(device)
         tick("launch")
         bandwidth = measure_bandwidth(device)
         tick("bandwidth")
         rates = measure_rates(device, sizes, formats, seconds, tick)
-    return Machine(device.type, rates, bandwidth, launch)
+    return Machine(device.type, rates, bandwidth, launch, waited=wait.share)
 
 
 def measure_launch(device: torch.device) -> float:

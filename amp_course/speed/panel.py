@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from amp_course.kit.hardware import pick_device
+from amp_course.kit.measure import CpuWait, busy_text
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.speed.cards import CARDS
 from amp_course.speed.figures import op_figure
@@ -153,15 +154,19 @@ class RooflineExplorer(Panel):
         if self.roofline is not self._own:
             return
         self.tell("Measuring …")
-        sides, refused = [], []
+        sides, refused, wait = [], [], CpuWait()
         for side, on in zip(self.sides, self._settings(), strict=True):
             try:
-                seconds = time_op(self.kind.value, on, self.roofline, self._device) if side.calls else None
+                with wait:
+                    seconds = time_op(self.kind.value, on, self.roofline, self._device) if side.calls else None
             except (RuntimeError, ValueError, AssertionError) as error:
                 seconds = None
                 reason = str(error).strip().partition("\n")[0]
                 refused.append(f"<b>{side.name} was not measured:</b> {escape(reason)}.")
             sides.append(replace(side, measured=seconds))
+        if busy := busy_text(wait.share):
+            self.tell(busy)
+            return
         self._show(sides)
         self.tell(" ".join([*refused, "Choose smaller sizes."]) if refused else self._note())
 

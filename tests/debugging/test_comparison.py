@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from amp_course.debugging.comparison import TOOLS, Comparison, available_tools, compare_tools, relative_costs
+from amp_course.debugging.comparison import TOOLS, Comparison, Costs, available_tools, compare_tools, relative_costs
 from amp_course.debugging.planted import FAULTS, SOUND
+from amp_course.speed.experiments.in_turn import Comparison as Timed
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,18 @@ def test_the_table_has_a_row_for_each_tool(compared: Comparison) -> None:
 
 def test_costs_are_those_of_one_run_in_turn() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    costs = relative_costs(lambda: model(torch.ones(8, 64)).sum().backward(), model, rounds=3)
-    assert set(costs) == set(available_tools()) and all(cost > 0.2 for cost in costs.values())
+    costs = relative_costs(lambda: model(torch.ones(8, 64)).sum().backward(), model, seconds=0.1)
+    assert list(costs.comparison.seconds) == ["bare", *available_tools()]
+    assert all(costs.times(tool) > 0 for tool in available_tools())
     assert not model[0]._forward_hooks
+
+
+def test_costs_in_words_and_on_a_busy_machine() -> None:
+    times = {"bare": (1.0,) * 5, "first_nonfinite": (2.5,) * 5, "hooks on modules": (0.8, 1.3, 0.9, 1.2, 1.0)}
+    costs = Costs(Timed(times, dict.fromkeys(times, "bare"), 1, {}))
+    assert str(costs).splitlines() == [
+        "first_nonfinite        2.5 times the step",
+        "hooks on modules       as long as the step, as far as this run can tell",
+    ]
+    busy = str(Costs(dataclasses.replace(costs.comparison, waited=0.5)))
+    assert busy.startswith("This machine was too busy to tell") and "times the step" not in busy

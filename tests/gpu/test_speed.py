@@ -9,7 +9,7 @@ from amp_course.loop.recipe import AMP_BF16, AMP_FP16
 from amp_course.loop.workloads import simple_net
 from amp_course.speed.explain import explain
 from amp_course.speed.machine import measure_machine
-from amp_course.speed.prediction import predict_speedup
+from amp_course.speed.prediction import predict_workload
 
 
 def training(device, width=2048, after=lambda loss: None):
@@ -56,5 +56,5 @@ def test_reading_values_is_named(device):
 
 def test_the_prediction_is_near_the_measurement(device):
     recipe = AMP_BF16 if torch.cuda.is_bf16_supported(including_emulation=False) else AMP_FP16
-    found = predict_speedup(simple_net(device), recipe, device)
+    found = predict_workload(simple_net(device), recipe, device)
     assert found.predicted == pytest.approx(found.measured, rel=0.3)

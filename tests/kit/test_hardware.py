@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from amp_course.kit import dtypes, hardware
+from amp_course.kit import dtypes, hardware, measure
 from amp_course.kit.dtypes import DtypeSupport, judge
 from amp_course.kit.hardware import MachineReport, machine_report, pick_device
 
@@ -256,3 +256,27 @@ def test_the_first_device_that_works_is_picked(
     monkeypatch.setattr(torch.backends, "mps", FakeBackend("mps" in there))
     monkeypatch.setattr(hardware.torch, "ones", ones)
     assert pick_device() == torch.device(picked)
+
+
+def test_a_busy_machine_judges_no_format(monkeypatch):
+    waits = iter([{"main": 0}, {"main": 10**12}])
+    monkeypatch.setattr(measure, "read_waits", lambda: next(waits))
+    monkeypatch.setattr(
+        dtypes, "_matmul_seconds", lambda device: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"}
+    )
+    report = machine_report("cpu")
+    assert [support.state for support in report.dtypes] == ["unknown", "unsupported", "unknown", "unknown"]
+    assert all(support.times_fp32 is None for support in report.dtypes)
+    assert "too busy to tell" in report.reading and not report.explanation
+    assert "emulated" not in str(report) and "time of fp32" not in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("1600000 100000", 8), ("20000 100000", 1), ("", 8)]
+)
+def test_a_quota_counts_as_cores(monkeypatch, tmp_path, quota, cores):
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(hardware, "_CPU_MAX", tmp_path / "cpu.max")
+    assert hardware.usable_cores() == 8  # no such file
+    hardware._CPU_MAX.write_text(quota)
+    assert hardware.usable_cores() == cores

@@ -1,6 +1,9 @@
 """The clock: what Timing says of its samples, when time_step waits for the device, what StepTimer costs."""
 
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from typing import ClassVar
 
@@ -9,7 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_course.kit.measure import StepTimer, Timing, seconds_text, synchronize, time_step
+from amp_course.kit import measure
+from amp_course.kit.measure import (
+    CpuWait,
+    StepTimer,
+    Timing,
+    busy_text,
+    read_waits,
+    seconds_text,
+    synchronize,
+    time_step,
+    too_busy,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -212,3 +226,118 @@ def test_events_and_synchronised_clock_agree_on_cuda() -> None:
     by_events = statistics.median(timer.seconds()[3:])
     by_clock = time_step(lambda: x @ x, device="cuda").median
     assert by_events == pytest.approx(by_clock, rel=0.2)
+
+
+class FakeMachine:
+    """A clock and the kernel's counts, both of which a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.waits = 100.0, {"main": 5_000_000_000}
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(measure, "read_waits", lambda: dict(self.waits))
+
+    def pass_time(self, seconds: float, **waited: float) -> None:
+        self.now += seconds
+        for thread, more in waited.items():
+            self.waits[thread] = self.waits.get(thread, 0) + int(more * 1e9)
+
+
+def test_the_share_is_that_of_the_thread_that_waited_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, wait = FakeMachine(monkeypatch), CpuWait()
+    with wait:
+        machine.pass_time(2.0, main=0.5, worker=1.5)
+    machine.pass_time(50.0, main=50.0)  # between the stretches
+    with wait:
+        machine.pass_time(2.0, main=0.1)
+    assert wait.share == pytest.approx(1.6 / 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waited", "share"), [(-3.0, 0.5, None), (0.0, 0.5, None), (0.5, 3.0, 1.0), (1.0, -2.0, 0.0)]
+)
+def test_a_share_is_one_whatever_the_clock_does(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, waited: float, share: float | None
+) -> None:
+    machine, wait = FakeMachine(monkeypatch), CpuWait()
+    with wait:
+        machine.pass_time(seconds, main=waited)
+    assert wait.share == share
+
+
+def test_a_system_that_does_not_count_is_unknown_and_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "read_waits", lambda: None)
+    timing = time_step(lambda: None, device="cpu", repeats=1)
+    assert timing.waited is None
+    assert (timing.busy, too_busy(timing.waited), "waiting" in str(timing)) == ("", False, False)
+
+
+@pytest.mark.parametrize(("waited", "busy"), [(0.19, False), (0.21, True)])
+def test_a_fifth_of_the_time_is_too_much(monkeypatch: pytest.MonkeyPatch, waited: float, busy: bool) -> None:
+    machine = FakeMachine(monkeypatch)
+    timing = time_step(lambda: machine.pass_time(1.0, main=waited), device="cpu", warmup=0, repeats=10)
+    assert timing.waited == pytest.approx(waited)
+    assert too_busy(timing.waited) is bool(timing.busy) is busy
+    assert (f"{waited:.0%} of it waiting for a CPU" in str(timing)) is busy
+    timer = StepTimer("cpu")
+    for _ in range(3):
+        timer.start()
+        machine.pass_time(1.0, main=waited)
+        timer.stop()
+    assert timer.waited is None
+    timer.seconds()
+    assert timer.waited == pytest.approx(waited)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "said"),
+    [
+        (Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.2, 2.4)), "0.50 times as long"),
+        (Timing((1.0, 1.3, 1.6)), Timing((1.1, 1.2, 1.5)), "no difference that this machine can show (1.08 "),
+        (Timing((1.0,), 0.1), Timing((2.0,), 0.4), "too busy to tell: this process waited for a CPU 40% of"),
+    ],
+)
+def test_two_timings_are_compared_as_far_as_they_go(mine: Timing, other: Timing, said: str) -> None:
+    assert said in mine.compared_with(other)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts this")
+def test_the_kernel_counts_the_threads_of_this_process() -> None:
+    began, ends = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (began.set(), ends.wait()))
+    thread.start()
+    try:
+        began.wait()
+        waits = read_waits()
+    finally:
+        ends.set()
+        thread.join()
+    if waits is None:
+        pytest.skip("this kernel does not count")
+    assert f"/proc/self/task/{thread.native_id}" in waits
+    assert all(isinstance(waited, int) and waited >= 0 for waited in waits.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts this")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_next_to_another_program_on_one_core_a_process_is_starved(threads: int) -> None:
+    endless = [
+        sys.executable,
+        "-c",
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
+    ]
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "import torch; from amp_course.kit.measure import time_step\n"
+        f"torch.set_num_threads({threads}); x = torch.randn(512, 512)\n"
+        "print(time_step(lambda: x @ x, device='cpu', repeats=60).waited)"
+    )
+    with subprocess.Popen(endless) as other:
+        try:
+            said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        finally:
+            other.kill()
+    if said.strip() == "None":
+        pytest.skip("this kernel does not count")
+    assert 0.3 < float(said) <= 1
+    assert busy_text(float(said)).startswith("This machine was too busy to tell")

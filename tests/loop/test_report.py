@@ -14,7 +14,7 @@ from amp_course.kit.memory import StepMemory
 from amp_course.loop import AMP_BF16, AMP_FP16, FP32, find_recipe, report
 from amp_course.loop.figures import report_card_figure, save_report_card
 from amp_course.loop.report import ReportCard, Row, make_report_card
-from amp_course.loop.train import RunRecord
+from amp_course.loop.train import RunRecord, join
 from amp_course.loop.workloads import digits_resnet, simple_net
 
 CPU = torch.device("cpu")
@@ -32,10 +32,23 @@ def machine():
     return machine_report(CPU)
 
 
-def row(recipe, seconds, *, steps=20, planned=20, peak=100, activations=40, accuracy=None, loss=1.0, title="a net"):
+def row(
+    recipe,
+    seconds,
+    *,
+    steps=20,
+    planned=20,
+    peak=100,
+    activations=40,
+    accuracy=None,
+    loss=1.0,
+    title="a net",
+    waited=None,
+):
     memory = StepMemory(10, 0, 10, 20, activations, 0, peak, None)
     losses = (loss,) * steps
     record = RunRecord(recipe, "cpu", losses, (1.0,) * steps, (), (seconds,) * steps, 3, memory, steps == planned)
+    record = dataclasses.replace(record, waited=waited)
     return Row("net", title, recipe, record, planned, accuracy, parameters=10)
 
 
@@ -84,6 +97,41 @@ def test_words_when_amp_helps(machine):
     assert "fell to 60% of fp32's (100 B, then 60 B)" in text and "40% of fp32's peak" in text
     assert "99.0% in fp32, 98.5% in AMP bf16" in text
     assert "emulated" not in text and "stopped" not in text
+
+
+def test_a_busy_machine_is_said_and_no_time_is_compared(machine):
+    busy = card(
+        machine,
+        row(FP32, 0.02, accuracy=0.99, waited=0.1),
+        row(AMP_BF16, 0.01, peak=60, accuracy=0.985, waited=0.5),
+        row(AMP_FP16, 0.5, steps=4, waited=0.5),
+    )
+    text = busy.paragraph()
+    assert "too busy to tell" in text and "50% of the time" in text
+    assert "fell to 60% of fp32's" in text and "98.5% in AMP bf16" in text  # memory and accuracy are what they are
+    assert not any(word in text for word in ("helped", "as fast", "as long", "a step", "emulated", "slow"))
+    assert "stopped by the time limit after 4 of 20 steps" in text
+    assert [cells[3] for cells in busy.cells()[1:]] == ["–", "–", "–"]
+    assert "too busy to tell" in repr(busy) and "too busy to tell" in busy._repr_html_()
+    words = " ".join(text.get_text() for axis in report_card_figure(busy).axes[:2] for text in axis.texts)
+    assert "too busy to tell" in words and "2.00 ×" not in words
+
+
+def test_the_waiting_of_two_turns_is_averaged_over_their_time():
+    parts = [
+        dataclasses.replace(row(FP32, seconds, waited=waited).record) for seconds, waited in ((0.1, 0.0), (0.3, 0.4))
+    ]
+    assert join(parts).waited == pytest.approx(0.3)
+    assert join([row(FP32, 0.1).record]).waited is None
+
+
+def test_words_when_the_quartiles_overlap(machine):
+    uneven = row(FP32, 0.01)
+    uneven = dataclasses.replace(
+        uneven, record=dataclasses.replace(uneven.record, step_seconds=(0.005, 0.01, 0.03) * 7)
+    )
+    text = card(machine, uneven, row(AMP_BF16, 0.007)).paragraph()
+    assert "this machine can show no difference in time" in text and "helped" not in text
 
 
 def test_words_when_there_is_nothing_to_win(machine):

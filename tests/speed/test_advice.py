@@ -40,6 +40,8 @@ def causes(found):
     [
         ({"fetch_busy": 0.9}, "data-preparation"),
         ({"fetch_busy": 0.1}, "slow-source"),
+        ({"fetch_busy": 0.1, "crowded": True}, "waiting-for-data"),
+        ({"fetch_busy": 0.9, "crowded": True}, "data-preparation"),
         ({"workers": 2}, "slow-workers"),
         ({}, "waiting-for-data"),
     ],
@@ -135,6 +137,16 @@ def test_an_optimizer_threads_and_memory():
 def test_small_ops_are_what_no_line_explains_and_only_if_they_are_many():
     assert causes(findings(times={kinds.LAUNCH: 0.6})) == ["small-ops"]
     assert causes(findings(times={kinds.LAUNCH: 0.2})) == []
+
+
+def test_reads_stand_above_the_small_ops_that_belong_to_them():
+    evidence = Evidence(calls=[call("other")] * 40, lines=[HERE] * 40)
+    evidence.reads[HERE] = 20
+    times = {kinds.LAUNCH: 0.6, kinds.SYNC: 0.05, kinds.OPTIMIZER: 0.3}
+    found = findings(times=times, evidence=evidence, fused=[("AdamW", 0.2)])
+    assert causes(found) == ["host-reads", "small-ops", "unfused-optimizer"]
+    times[kinds.SYNC] = 0.01  # too little to be worth a line
+    assert causes(findings(times=times, evidence=evidence)) == ["small-ops"]
 
 
 def test_the_largest_gain_comes_first_and_each_has_words():

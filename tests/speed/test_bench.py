@@ -124,6 +124,18 @@ def test_a_t4_is_told_fp16_and_the_scaler():
     assert "bf16 matmuls take 2.0 times as long" in told(T4) and "without one, small gradients underflow" in told(T4)
 
 
+@pytest.mark.parametrize("found", [GPU, LAPTOP, MIXED, T4], ids=["gpu", "laptop", "mixed", "t4"])
+def test_a_busy_machine_is_told_nothing(found):
+    assert recommend(replace(found, settings={**found.settings, "waited": 0.19})) == recommend(found)
+    busy = replace(found, settings={**found.settings, "waited": 0.4})
+    assert recommend(busy).headline == "No recommendation: this machine was too busy to tell."
+    assert not re.search(r"times as|fp32|matmuls|Train in", told(busy))
+    head, _, _ = page_text(busy).partition("Matmul rate")
+    assert "waited for a CPU 40% of the time" in " ".join(head.split())
+    assert busy.from_dict(json.loads(json.dumps(busy.to_dict()))).busy == busy.busy
+    assert "No recommendation" in bench_figure(busy, recommend(busy))._suptitle.get_text()
+
+
 def test_fp16_has_to_be_clearly_faster_to_go_before_bf16():
     def best(fp16):
         both = [*three([2.0] * 3), *three([fp16] * 3, "amp_fp16")]

@@ -1,5 +1,6 @@
 """The experiments: arithmetic on made-up times, what they count, and that they leave no trace. No speed is asserted."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo  # a process's first optimizer step loads it, and it sets filters and an environment variable of its own
 
+from amp_course.kit import measure
 from amp_course.kit.dtypes import _BACKENDS
 from amp_course.kit.measure import Timing
 from amp_course.speed.experiments import casts, causes, compare, memory, published, threads
@@ -122,6 +124,55 @@ def test_the_ratio_is_taken_round_by_round():
 def test_only_quartiles_that_leave_1_behind_make_a_difference(ratio, verdict, words):
     assert ratio.verdict == verdict and words in ratio.tell("AMP", "fp32")
     assert ratio.tell("AMPs", "fp32", plural=True).startswith(("AMPs are ", "AMPs take ", "between AMPs and "))
+
+
+@pytest.mark.parametrize(
+    "against, rounds, verdict",
+    [(0, 5, "faster"), (1, 5, "same"), (1, 9, "faster"), (3, 15, "faster"), (4, 15, "same"), (0, 3, "faster")],
+)
+def test_rounds_that_disagree_make_no_difference(against, rounds, verdict):
+    """What chance gives in less than 7 of 100 runs: 5 of 5 heads, 8 of 9, 12 of 15, by the binomial distribution."""
+    a = (1.0,) * rounds
+    b = (0.99,) * against + (1.5,) * (rounds - against)
+    assert Comparison({"a": a, "b": b}, {"a": "a", "b": "a"}, 1, {}).ratio("a", "b").verdict == verdict
+
+
+def test_three_rounds_have_to_differ_by_a_tenth():
+    found = Comparison({"a": (1.0,) * 3, "b": (1.05,) * 3}, {"a": "a", "b": "a"}, 1, {})
+    assert found.ratio("a", "b").verdict == "same"
+
+
+def test_a_busy_machine_compares_nothing():
+    busy = dataclasses.replace(
+        named(narrow_net__fp32=1, narrow_net__AMP=2, wide_net__fp32=4, wide_net__AMP=1), waited=0.4
+    )
+    found = TooLittleWork(busy, (), (32, 1024), {"fp32": 18, "AMP": 33}, "bf16", False)
+    said = str(found)
+    assert "too busy to tell: this process waited for a CPU 40% of the time" in said
+    assert "times as" not in said and "cure" not in said and "1.00 s" in said
+    assert found._repr_html_().count("too busy to tell") == 1 and "times as" not in found._repr_html_()
+    assert found.to_dict()["comparison"]["waited"] == 0.4
+
+
+def test_what_the_crowded_sides_wait_does_not_count(monkeypatch):
+    now, waits = [0.0], [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(measure, "read_waits", lambda: {"main": int(waits[0] * 1e9)})
+
+    def side(waited):
+        now[0] += 1.0
+        waits[0] += waited
+
+    sides = {"one": lambda: side(0.125), "many": lambda: side(0.875)}
+    assert compare(sides, rounds=4, steps=1).waited == pytest.approx(0.5, abs=0.2)
+    assert compare(sides, rounds=4, steps=1, crowded=["many"]).waited == pytest.approx(0.125)
+
+
+def test_pages_are_counted_on_a_busy_machine_and_their_price_is_not_told():
+    heaps = [Heap(Timing((0.02,) * 5, 0.5), pages, 1e-6) for pages in (768.0, 68.0)]
+    told = FreedMemory(None, (), *heaps).sentence
+    assert "768 new pages a step; told to keep its memory, 68" in told and "too busy to tell" in told
+    assert "which take" not in told and "%" not in told.partition("What they cost?")[0]
 
 
 def test_an_unknown_side_is_named_with_those_there_are():

@@ -13,10 +13,11 @@ from torch.profiler import profile
 from torch.utils.data import DataLoader, TensorDataset
 
 from amp_course.checking.limit import within
-from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain
+from amp_course.kit import measure
+from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain, rounds
 from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.recording import record_steps
-from amp_course.speed.explain.sampling import reader_line
+from amp_course.speed.explain.sampling import reader_line, sampled
 from amp_course.speed.planted import PLANTED
 
 
@@ -77,6 +78,62 @@ def test_a_loader_that_sleeps_is_named_first():
     assert found.advice[0].cause == "slow-source"
     assert found.kinds["waiting for data"] > found.seconds / 2
     assert "time.sleep(0.002)" in found.advice[0].evidence
+
+
+class FakeMachine:
+    """Counts of a kernel that let the process wait for a share of the time."""
+
+    def __init__(self, monkeypatch, share):
+        began, self.share = time.monotonic(), share
+        monkeypatch.setattr(measure, "read_waits", lambda: {"main": int((time.monotonic() - began) * 1e9 * self.share)})
+
+
+def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkeypatch):
+    FakeMachine(monkeypatch, 0.6)
+    data = [(torch.randn(16, 64), torch.randint(4, (16,))) for _ in range(3)]
+
+    def fetched():  # bound by CPU work, as in the case that was called a slow source
+        for batch in data * 400:
+            sum(number * number for number in range(20_000))
+            yield batch
+
+    found = quick(training(after=lambda loss, model: loss.item())[0], fetched())
+    assert found.advice == () and found.ceiling is None and found.now is None
+    for page in (str(found), found._repr_html_()):
+        words = " ".join(page.split())
+        assert "too busy to tell: this process waited for a CPU 60% of the time" in words
+        assert not any(word in words for word in ("slow", "Cure", "share", "source", "Nothing stands out"))
+        assert "a step calls" in words and "reads values 1 times, most of them in line" in words
+    assert found.to_dict()["waited"] == pytest.approx(0.6, abs=0.05)
+
+
+def test_on_a_quiet_machine_there_is_advice_and_its_share_is_kept(monkeypatch):
+    FakeMachine(monkeypatch, 0.1)
+    found = quick(training()[0], batches())
+    assert found.timing.waited == pytest.approx(0.1, abs=0.05) and "too busy" not in str(found)
+    assert "where the time goes" in str(found)
+
+
+def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
+    """With more threads than cores, the waiting is tried on one thread that computes nothing."""
+    machine = FakeMachine(monkeypatch, 0.9)
+    monkeypatch.setattr(rounds, "usable_cores", lambda: 0)
+    monkeypatch.setattr(rounds, "_keep_busy", lambda seconds: setattr(machine, "probed", True))
+    quick(training()[0], batches())
+    assert machine.probed
+
+
+def test_a_clock_that_is_set_back_does_not_move_the_samples(monkeypatch):
+    now = [time.time_ns()]
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    samples = []
+    with sampled(samples):
+        now[0] -= 3600 * 10**9
+        ends = time.monotonic() + 5
+        while len(samples) < 2 and time.monotonic() < ends:
+            time.sleep(0.001)
+    times = [sample.time for sample in samples]
+    assert times == sorted(times) and times[0] > now[0] + 3599 * 10**9
 
 
 def test_python_that_runs_for_long_is_named_with_its_line():

@@ -255,7 +255,17 @@ def test_a_loader_that_cannot_keep_up_in_words():
     told = LoaderBound(made_up(**times), (), pace, 1).sentence
     assert "With the loader, between AMP and fp32 there is no difference" in told
     assert "With preloaded batches, AMP is 2.00 times as fast as fp32" in told
-    assert "With preloaded batches, fp32 is 2.00 times as fast as with the loader" in told
+    assert "p32 with preloaded batches is 2.00 times as fast as fp32 with the loader" in told
+
+
+def test_a_starved_loop_has_no_bottleneck():
+    told = Pace(Timing((0.003,) * 3, 0.5), Timing((0.001,) * 3, 0.5), True).sentence
+    assert "too busy to tell" in told and "bottleneck" not in told
+    times = dict.fromkeys(("fp32, from the loader", "fp32, preloaded", "AMP, from the loader", "AMP, preloaded"), 1.0)
+    busy = LoaderBound(made_up(**times), (), Pace(Timing((0.02,), 0.5), Timing((0.01,), 0.5), True), 1)
+    assert "too busy to tell" in str(busy) and "bottleneck" not in str(busy)
+    start = StartUp(None, (), 2, "spawn", 3.0, 2.5, 0.002, 0.9)
+    assert "too busy to tell" in str(start) and "3.00 s" not in str(start)
 
 
 # ── each experiment, run ──
@@ -289,7 +299,8 @@ def test_a_worker_computes_on_one_thread():
 def test_worker_counts_in_words():
     times = {"no workers": 0.4, "1 worker": 0.4, "2 workers": 0.2, "4 workers": 0.4}
     told = WorkerCounts(made_up(**{name: times[name] for name in list(times)[:3]}), (), (0, 1, 2), 8).sentence
-    assert "With 2 workers, an epoch is 2.00 times as fast as with no workers" in told
+    assert "An epoch with 2 workers is 2.00 times as fast as one with no workers" in told
+    assert "Between an epoch with 1 worker and one with no workers there is no difference" in told
     assert (
         "a single worker only moves the work" in told and "The most here: 40 batches a second, with 2 workers." in told
     )
@@ -315,7 +326,7 @@ def test_the_other_findings_in_words():
 def test_the_best_and_the_worst_setting_are_told():
     times = {"1 thread and no workers": 0.2, "2 threads and no workers": 0.1, "2 threads and 2 workers": 0.8}
     told = threads.ThreadsAndWorkers(made_up(**times), (), 1).sentence
-    assert "With 2 threads and no workers, the loop is 2.00 times as fast as with 1 thread and no workers" in told
-    assert "With 2 threads and 2 workers, the loop takes 4.00 times as long" in told
+    assert "The loop with 2 threads and no workers is 2.00 times as fast as one with 1 thread and no workers" in told
+    assert "The loop with 2 threads and 2 workers takes 4.00 times as long" in told
     told = threads.ThreadsAndWorkers(made_up(**dict.fromkeys(times, 0.1)), (), 1).sentence
     assert told.startswith("No setting differs clearly from 1 thread and no workers.")

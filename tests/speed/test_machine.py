@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from amp_course.speed import machine as module
+from amp_course.speed.figures import rates_figure
 from amp_course.speed.machine import Machine, Rate, free_memory, measure_bandwidth, measure_machine, measure_rates
 
 CPU = torch.device("cpu")
@@ -51,6 +52,19 @@ def test_a_factor_compares_at_the_largest_size_that_both_were_timed_at():
     machine = Machine("cpu", (*rates, Rate("fp16", 8, None, "unsupported")), 1e10, 1e-6)
     assert (machine.factor("bf16"), machine.factor("fp32"), machine.factor("fp16")) == (0.5, 1.0, None)
     assert machine.peaks == {"fp32": 20.0, "bf16": 5.0}
+
+
+def test_a_busy_machine_shows_its_numbers_and_compares_no_formats():
+    rates = (Rate("fp32", 8, 1e10), Rate("bf16", 8, 5e10))
+    quiet, busy = (Machine("cpu", rates, 1e10, 1e-6, waited=waited) for waited in (0.1, 0.5))
+    assert str(quiet) == "memory     10 GB/s\nlaunch     1.00 µs for one small op\n" + (
+        "fp32       10 GFLOP/s\nbf16       50 GFLOP/s, 5 times fp32's rate at the same size"
+    )
+    assert "50 GFLOP/s\nThis machine was too busy to tell" in str(busy) and "times fp32" not in str(busy)
+    words = " ".join(text.get_text() for text in rates_figure(busy).axes[0].texts)
+    assert "too busy to tell" in words
+    old = {name: value for name, value in quiet.to_dict().items() if name != "waited"}
+    assert Machine.from_dict(old).busy == ""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What AMP should buy: the ops are those that really run, the arithmetic is Amdahl's, and the parts add up."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,9 +10,11 @@ from torch import nn
 from amp_course.kit.measure import Timing
 from amp_course.loop.recipe import AMP_BF16, FP32
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
+from amp_course.speed import predict_speedup
 from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCall, Replay, count_ops, fake_tensors, totals
 from amp_course.speed.faults import page_faults, seconds_per_fault
-from amp_course.speed.prediction import Prediction, Side, count_on_fakes, predict_speedup
+from amp_course.speed.figures import prediction_figure
+from amp_course.speed.prediction import Prediction, Side, count_on_fakes, predict_workload
 from amp_course.speed.pricing import PricedCall, Pricer
 
 CPU = torch.device("cpu")
@@ -88,7 +91,7 @@ def test_an_op_that_cannot_be_called_again_is_free_and_says_why():
 
 
 def test_the_whole_on_a_small_net():
-    found = predict_speedup(simple_net(CPU, 32, 8), AMP_BF16, CPU, seconds=0.4)
+    found = predict_workload(simple_net(CPU, 32, 8), AMP_BF16, CPU, seconds=0.4)
     assert 0 < found.share <= 1 and found.factor > 0 and found.predicted > 0
     assert len(found.fp32.timing.samples) >= 2 and len(found.amp.timing.samples) >= 2
     assert found.amp.seconds == pytest.approx(found.fp32.seconds / found.ceiling + sum(found.gap().values()))
@@ -105,6 +108,138 @@ def test_a_net_of_any_size_fits_on_fakes():
         with count_ops() as counter:
             model(x)
     assert totals(counter.calls).flops == 2 * 8 * 2**34
+
+
+# ── a net of one's own ──
+
+BATCH, WIDTH, CLASSES = 8, 16, 4
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+
+
+def own(model=None, loss_fn=nn.functional.cross_entropy, batch=None, **more):
+    batch = (torch.randn(BATCH, WIDTH), torch.arange(BATCH) % CLASSES) if batch is None else batch
+    return predict_speedup(model or two_layers(), loss_fn, batch, **{"seconds": 0.05, **more})
+
+
+def test_the_flops_of_an_own_net_are_those_of_its_formula():
+    """A linear layer of i × o takes 2bio FLOPs forward and twice that backward, but the first one has no input to train."""
+    found = own()
+    first, last = 2 * BATCH * WIDTH * WIDTH, 2 * BATCH * WIDTH * CLASSES
+    for one in (found.fp32, found.amp):
+        assert totals([priced.call for priced in one.priced], MATMUL).flops == 2 * first + 3 * last
+    assert {one.call.dtype for one in found.amp.priced if one.call.kind == MATMUL} == {torch.bfloat16}
+
+
+def test_the_bytes_of_an_own_linear_layer_are_those_of_its_formula():
+    """Forward reads x, W and b and writes y; the gradient of W reads x and y's and writes W's. In 16 bits half of that."""
+    found = own(nn.Linear(WIDTH, CLASSES))
+    numbers = (
+        BATCH * WIDTH + WIDTH * CLASSES + CLASSES + BATCH * CLASSES,
+        BATCH * WIDTH + BATCH * CLASSES + WIDTH * CLASSES,
+    )
+    for one, size in ((found.fp32, 4), (found.amp, 2)):
+        moved = [call.call.bytes for call in one.priced if call.call.kind == MATMUL]
+        assert moved == [size * count for count in numbers]
+    # x, W and b down, y up for the loss; y's gradient down, W's and b's up.
+    casts = totals([one.call for one in found.amp.priced], CAST)
+    assert casts.kernels == 7 and totals([one.call for one in found.fp32.priced], CAST).kernels == 0
+
+
+def test_an_own_model_stays_as_it_was():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+            self.last, self.seen = nn.Linear(WIDTH, CLASSES), []
+
+        def forward(self, x):
+            self.seen.append(len(x))
+            if x.sum().item() > 1e9:  # a read, which fake tensors could not answer
+                x = x / 2
+            return self.last(self.drop(self.norm(self.first(x))))
+
+    model = Odd().train()
+    model.norm.eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    batch = (torch.randn(BATCH, WIDTH), torch.arange(BATCH) % CLASSES)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    kept, random = [one.clone() for one in batch], torch.get_rng_state()
+    found = own(model, batch=batch)
+    assert found.title == "Odd" and found.predicted > 0
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
+    assert all(torch.equal(parameter.grad, torch.full_like(parameter, 2.0)) for parameter in model.parameters())
+    assert model.training and model.drop.training and not model.norm.training and model.seen == []
+    assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, kept, batch))
+    with torch.no_grad():
+        assert own(model, batch=batch).predicted > 0
+
+
+def test_a_model_may_take_two_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Bilinear(WIDTH, WIDTH, CLASSES)
+
+        def forward(self, a, b):
+            return self.layer(a, b)
+
+    assert own(Two(), batch=(torch.randn(3, WIDTH), torch.randn(3, WIDTH), torch.arange(3))).predicted_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "changed, error, words",
+    [
+        ({"model": "net"}, TypeError, "pass the torch.nn.Module itself"),
+        ({"loss_fn": torch.tensor(1.0)}, TypeError, "pass a function of outputs and targets, not a loss"),
+        ({"batch": torch.ones(2, 2)}, TypeError, r"a pair of tensors, \(inputs, targets\)"),
+        ({"batch": [torch.ones(2, 2)]}, TypeError, "a pair of tensors"),
+        ({"batch": (torch.ones(2, 2), [1, 2])}, TypeError, "a pair of tensors"),
+        ({"model": nn.Flatten()}, ValueError, "no parameter that requires a gradient"),
+        ({"model": nn.Linear(WIDTH, CLASSES).half()}, ValueError, r"in float16: AMP starts from float32"),
+        ({"dtype": torch.float32}, ValueError, "give torch.bfloat16 or torch.float16"),
+        ({"model": nn.Linear(3, 3)}, ValueError, "a step in float32 raised RuntimeError: .*on their own first"),
+        ({"loss_fn": lambda out, target: out}, ValueError, "raised RuntimeError: grad can be implicitly created only"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_with_its_reason(changed, error, words):
+    with pytest.raises(error, match=words):
+        own(**changed)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = two_layers()
+    model.kept = model(torch.randn(2, WIDTH))
+    with pytest.raises(ValueError, match=r"could not be copied .*detached first"):
+        own(model)
+
+
+@pytest.mark.parametrize(
+    "fp32, amp, seconds",
+    [
+        ((10, 12, 0, 3), (8, 1, 1, 1), 10 * 3 / 15),  # alone, the ops take longer than the step: it was 10 − 15 + 3
+        ((10, 100, 0, 0), (8, 0.001, 0, 0), 0.0001),
+        ((10, 0, 0, 0), (8, 0, 0, 0), 10),
+        ((10, 6, 0, 2), (8, 2, 1, 3), 8),
+    ],
+)
+def test_no_prediction_is_0_or_less(fp32, amp, seconds):
+    found = Prediction("by hand", AMP_BF16, side(*fp32), side(*amp))
+    assert found.predicted_seconds == pytest.approx(seconds) and found.predicted > 0 and found.ceiling > 0
+
+
+def test_a_prediction_in_words_and_on_a_busy_machine():
+    found = Prediction("by hand", AMP_BF16, side(10, 6, 0, 2), side(5, 2, 1, 3, faults=0.5))
+    assert "should make a step 1.25 times as fast" in str(found)
+    assert "measured: 0.50 times as long (10.0 s, then 5.00 s)" in str(found)
+    busy = replace(found, amp=replace(found.amp, timing=Timing((5.0,), 0.5)))
+    assert str(busy).startswith("by hand: This machine was too busy to tell") and "times as" not in str(busy)
+    words = " ".join(text.get_text() for text in prediction_figure([busy]).axes[0].texts)
+    assert "too busy to tell" in words + prediction_figure([busy]).axes[0].get_title(loc="left")
 
 
 def test_touching_new_memory_is_counted():

@@ -20,7 +20,7 @@ taste_module = importlib.import_module("amp_course.start.taste")  # the package 
 
 @pytest.fixture(scope="module")
 def sides():
-    return taste(torch.device("cpu"))
+    return taste(torch.device("cpu"), max_seconds=600)
 
 
 def test_taste_trains_both_sides_to_the_same_quality(sides):
@@ -54,6 +54,15 @@ def test_words_follow_the_numbers(seconds, peak, accuracy, bf16, words):
     text = in_words(base, Side(AMP_BF16, seconds, peak, accuracy), bf16)
     assert all(word in text for word in words)
     assert ("emulate" in text) == (bf16 is EMULATED)
+
+
+def test_on_a_busy_machine_nothing_is_said_of_the_time():
+    text = in_words(Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6), EMULATED)
+    assert "too busy to tell" in text and "40% less memory" in text
+    assert not any(word in text for word in ("as fast", "as long", "emulate"))
+    figure = taste_figure([Side(FP32, 0.010, 100, 0.99, 0.05), Side(AMP_BF16, 0.128, 60, 0.99, 0.6)])
+    words = " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert "too busy to tell" in words or "too busy to tell" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_order_of_the_batches_moves_the_accuracy_by_points():

@@ -28,10 +28,12 @@ def machine_facts(device: torch.device | str, dtypes: Collection[str]) -> Iterat
     for one in report.dtypes:
         if one.name == "tf32" or one.name == "fp32" or str(DTYPES[one.name])[6:] not in dtypes:
             continue
-        if one.times_fp32 is None:
+        if one.state == "unknown":
+            yield f"{one.name} here", one.note
+        elif one.times_fp32 is None:
             yield f"{one.name} here", "matmuls do not run"
         else:
-            meaning = {"native": "native", "emulated": "emulated, which is for learning and not for speed"}[one.state]
+            meaning = "native" if one.state == "native" else "emulated, which is for learning and not for speed"
             yield f"{one.name} here", f"a matmul takes {_number(one.times_fp32)} times as long as in fp32: {meaning}"
 
 
@@ -47,6 +49,8 @@ def time_facts(
         told = explain(step, batches, seconds=seconds)
     except StepFailed:  # which the watch or the audit has told
         return [], []
+    if told.timing.busy:
+        return [("a step took", f"{seconds_text(told.seconds)}. {told.timing.busy}")], []
     largest = list(told.kinds.items())[:_KINDS]
     shares = listed(f"{spent / told.seconds:.0%} {kind}" for kind, spent in largest)
     advice = [

@@ -49,6 +49,8 @@ class _Outcome:
 
 def recommend(page: Page) -> Recommendation:
     """Return the recommendation for a page's machine. Example: an AVX2 laptop's → "Stay in fp32 on this machine …" """
+    if page.busy:
+        return Recommendation("No recommendation: this machine was too busy to tell.", (page.busy,))
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
         why = "no training could be compared with fp32" if page.complete else "the run was interrupted too early"

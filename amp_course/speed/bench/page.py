@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from amp_course.kit.measure import busy_text
 from amp_course.loop.recipe import RECIPES
 from amp_course.speed.machine import Machine
 from amp_course.speed.prediction import Prediction
@@ -24,7 +25,8 @@ class Result:
     """One training under one recipe, which took turns with the same training in fp32.
 
     workload, title: its name ("simple_net"), and as people read it, with its size
-    share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None where the ops' prices add up to nonsense
+    share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on older pages, where
+            the ops' prices added up to nonsense
     seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
     gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a gain
     ops:         of forward and backward, for each of SIDES
@@ -67,12 +69,10 @@ class Result:
     @classmethod
     def of(cls, workload: str, prediction: Prediction) -> Result:
         """Keep what a page needs of a prediction. Raises ValueError for one whose times are 0 or not finite."""
-        predicted = prediction.predicted if prediction.predicted_seconds > 0 else None
         sides = {"fp32": prediction.fp32, "amp": prediction.amp}
         more = {
             "workload": workload,
             "title": prediction.title,
-            "predicted": predicted,
             "median": {name: side.timing.median for name, side in sides.items()},
             "ops": {name: len(side.priced) for name, side in sides.items()},
         }
@@ -115,7 +115,8 @@ class Page:
     date:     when it began, in UTC: "2026-11-23T10:20:15+00:00"
     complete: False if it was interrupted
     versions: of "course", "torch" and "python"
-    settings: what was asked for, and what was set from outside
+    settings: what was asked for, and what was set from outside; "waited" is the share of the run in which the process waited
+              for a CPU, None if not known
     machine:  `kit.hardware.machine_report().to_dict()`
     measured: rates, bandwidth, launch; None if it did not get that far
     """
@@ -129,6 +130,12 @@ class Page:
     measured: Machine | None = None
     results: tuple[Result, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from these numbers; "" on a quiet machine, or where it is not known."""
+        waited = self.settings.get("waited")
+        return busy_text(waited if isinstance(waited, int | float) else None)
 
     def titles(self) -> tuple[str, ...]:
         """Return the trainings' titles, those with a result first."""

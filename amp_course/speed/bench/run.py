@@ -18,12 +18,12 @@ import torch
 
 from amp_course import __version__
 from amp_course.kit.hardware import MachineReport, machine_report
-from amp_course.kit.measure import seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, seconds_text, synchronize
 from amp_course.loop.recipe import FP32, Recipe, recipes_for
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 from amp_course.speed.bench.page import LeftOut, Page, Result
 from amp_course.speed.machine import Machine, measure_machine
-from amp_course.speed.prediction import predict_speedup
+from amp_course.speed.prediction import predict_workload
 
 _ENVIRONMENT = (  # variables that change such times
     "OMP_NUM_THREADS",
@@ -72,6 +72,7 @@ class Bench:
         self.results: list[Result] = []
         self.left_out: list[LeftOut] = []
         self.complete = False
+        self._wait = CpuWait()
         self._began, self._date, self._load = time.monotonic(), datetime.datetime.now(datetime.UTC), _load()
 
     @property
@@ -81,6 +82,10 @@ class Bench:
 
     def run(self, tick: Tick = lambda what, seconds: None) -> None:
         """Measure everything. KeyboardInterrupt ends it, and keeps every part that is done."""
+        with self._wait:
+            self._run(tick)
+
+    def _run(self, tick: Tick) -> None:
         tick("number formats", 0.0)
         self.report = machine_report(self.device)
         tick("the machine", 0.0)
@@ -105,7 +110,7 @@ class Bench:
             if slow:
                 self.left_out.append(slow)
                 return
-            prediction = predict_speedup(workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS)
+            prediction = predict_workload(workload, recipe, self.device, seconds=self.plan.seconds, rounds=_ROUNDS)
             self.results.append(Result.of(workload.name, prediction))
         except (RuntimeError, ArithmeticError, ValueError, MemoryError) as error:  # not enough memory, above all
             why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
@@ -159,6 +164,7 @@ class Bench:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             "load_average": {"before": self._load, "after": _load()},
+            "waited": self._wait.share,
         }
 
 

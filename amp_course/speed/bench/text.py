@@ -25,7 +25,7 @@ gap        from the ceiling to the AMP step: what takes longer than in fp32 (+) 
 
 def page_text(page: Page) -> str:
     """Return the page, its recommendation last, where a terminal shows it."""
-    blocks = [_head(page)]
+    blocks = [_head(page), *filter(None, [wrap(page.busy)])]
     if page.measured:
         blocks += [_rates(page.measured), _other_numbers(page.measured)]
     if page.titles():

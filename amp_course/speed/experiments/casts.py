@@ -55,7 +55,7 @@ class Island(Finding):
     title = "An fp32 island"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what the island costs."""
         assert self.comparison is not None
         verdict = self.comparison.ratio("AMP", ISLAND).verdict
@@ -116,7 +116,7 @@ class BreakEven(Finding):
         return pays
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say where the casts begin to pay."""
         first, last = self.widths[0], self.widths[-1]
         told = [

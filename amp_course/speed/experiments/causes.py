@@ -44,7 +44,7 @@ class TooLittleWork(Finding):
     title = "Too little work in each op"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare AMP with fp32 on both nets."""
         assert self.comparison is not None
         narrow, wide = (self.comparison.ratio(f"{net}, AMP", f"{net}, fp32") for net in (NARROW, WIDE))
@@ -107,7 +107,7 @@ class NoFastUnits(Finding):
     title = "No fast units for the format"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say how each format fares, and which one to take."""
         assert self.comparison is not None
         ratios = {name: self.comparison.ratio(name, "fp32") for name in ("AMP bf16", "AMP fp16")}
@@ -150,7 +150,7 @@ class ReadsEachStep(Finding):
     title = "Reads that wait for the device"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what reading costs here."""
         assert self.comparison is not None
         each, once = self.reads["read each step"], self.reads["read at the end"]
@@ -220,7 +220,7 @@ class OddSizes(Finding):
     title = "Sizes that fit badly"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what one more row and column changes, for each format."""
         assert self.comparison is not None
         odd, even = f"{self.size - 1:,}", f"{self.size:,}"

@@ -37,7 +37,7 @@ class Compiled(Finding):
     title = "torch.compile"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare compiled with eager, and say what the compiling took."""
         if self.comparison is None:
             return sentence(f"nothing was compiled: {self.error}")
@@ -69,6 +69,7 @@ def compiled(device: torch.device | str = "cpu", *, seconds: float = 1.5, longes
         found["base"],
         found["steps"],
         found["results"],
+        found["waited"],
     )
     return Compiled(comparison, (published.COMPILE,), found["compile_seconds"])
 

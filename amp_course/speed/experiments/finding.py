@@ -25,7 +25,7 @@ class Published:
 
 @dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times
 class Finding(ABC):
-    """One experiment's outcome. Each experiment adds its own numbers and its own `sentence`.
+    """One experiment's outcome. Each experiment adds its own numbers and its own `claim`.
 
     comparison: the sides, timed in turn; None where this machine cannot run the experiment
     published:  the same thing measured elsewhere
@@ -38,8 +38,18 @@ class Finding(ABC):
 
     @property
     @abstractmethod
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what the numbers show, and no more than that."""
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from the times; "" on a quiet machine."""
+        return self.comparison.busy if self.comparison else ""
+
+    @property
+    def sentence(self) -> str:
+        """Say what the numbers show; on a busy machine, that they show nothing."""
+        return self.busy or self.claim
 
     def __str__(self) -> str:
         table = f"{self.comparison}\n\n" if self.comparison else ""

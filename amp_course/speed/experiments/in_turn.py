@@ -8,8 +8,9 @@ a core, and a run in a notebook is to show a cause, not that. Single ops are the
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from amp_course.kit.measure import Timing, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
 from amp_course.kit.table import html_table, text_table
 from amp_course.kit.threads import one_thread
 
@@ -30,15 +31,21 @@ _CHEAP = 0.02  # seconds: a step this short is preceded by one that is not timed
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast one side ran as another, over the rounds: above 1 it is faster."""
+    """How many times as fast one side ran as another, over the rounds: above 1 it is faster.
+
+    clear: whether so many rounds agree on which is faster that it is hardly chance
+    """
 
     median: float
     q1: float
     q3: float
+    clear: bool = True
 
     @property
     def verdict(self) -> Literal["faster", "slower", "same"]:
-        """Compare the quartiles with 1: "same" unless the middle half of the rounds lies more than 2 % to one side of it."""
+        """Compare with 1: "same" unless it is clear, and the quartiles lie more than 2 % to one side of it."""
+        if not self.clear:
+            return "same"
         return "faster" if self.q1 > MARGIN else "slower" if self.q3 < 1 / MARGIN else "same"
 
     def tell(self, who: str, base: str, plural: bool = False) -> str:
@@ -63,12 +70,19 @@ class Comparison:
     base:    side → the side that the table compares it with
     steps:   in a block
     results: side → what its very first call returned, if that was a number (a loss, say): sides that do the same work agree
+    waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None if not known
     """
 
     seconds: Mapping[str, tuple[float, ...]]
     base: Mapping[str, str]
     steps: int
     results: Mapping[str, float | None]
+    waited: float | None = None
+
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from these times; "" on a quiet machine."""
+        return busy_text(self.waited)
 
     @property
     def rounds(self) -> int:
@@ -83,14 +97,14 @@ class Comparison:
         """Return how many times as fast `side` is as `base`, from the ratio of each round."""
         pairs = zip(self.seconds[self._known(side)], self.seconds[self._known(base)], strict=True)
         ratios = Timing(tuple(other / own for own, other in pairs))
-        return Ratio(ratios.median, ratios.q1, ratios.q3)
+        return Ratio(ratios.median, ratios.q1, ratios.q3, _is_clear(ratios.samples))
 
     def tell(self, side: str, base: str, *, who: str = "", than: str = "", plural: bool = False) -> str:
         """Say in a clause how `side` compares with `base`; `who` and `than` are what to call them."""
         return self.ratio(side, base).tell(who or side, than or base, plural)
 
     def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first."""
+        """Return a table as text, its head first; without ratios if the machine was too busy for any."""
         rows = [["", "time", "quartiles", "times as fast", "quartiles", "as"]]
         for side in self.seconds:
             timing, base = self.timing(side), self.base[side]
@@ -98,7 +112,7 @@ class Comparison:
             times = [seconds_text(timing.median), f"{seconds_text(timing.q1)} to {seconds_text(timing.q3)}"]
             speeds = [figures(ratio.median), f"{figures(ratio.q1)} to {figures(ratio.q3)}", base]
             rows.append([side, *times, *(["", "", ""] if side == base else speeds)])
-        return rows
+        return [row[:3] for row in rows] if self.busy else rows
 
     def __str__(self) -> str:
         return text_table(self.rows())
@@ -110,7 +124,7 @@ class Comparison:
         """Return everything as plain numbers and strings, ready for JSON."""
         seconds = {side: list(times) for side, times in self.seconds.items()}
         rest = {"base": dict(self.base), "steps": self.steps, "rounds": self.rounds, "results": dict(self.results)}
-        return {"seconds": seconds, **rest}
+        return {"seconds": seconds, **rest, "waited": self.waited}
 
     def _known(self, side: str) -> str:
         if side not in self.seconds:
@@ -127,12 +141,14 @@ def compare(
     seconds: float = 1.0,
     base: Mapping[str, str] | None = None,
     single: bool = True,
+    crowded: Collection[str] = (),
 ) -> Comparison:
     """Give each side a block of `steps` steps in each of `rounds` rounds, in about `seconds`.
 
     steps:   None takes as many as there is time for
     base:    side → the side that the table compares it with, which is the first unless named
     single:  whether torch computes on one thread meanwhile
+    crowded: sides whose threads get in each other's way: that they wait for a CPU says nothing of other programs
 
     Each side's first call is not timed. The order changes from round to round. There are fewer rounds than asked for if time
     runs out: at least 5, or 3 if they take twice as long. Raises ValueError for fewer than two sides, and for rounds or steps
@@ -144,7 +160,7 @@ def compare(
             f"{len(sides)} sides, rounds={rounds}, steps={steps}: a comparison needs at least two sides, one round and one step"
         )
     with one_thread() if single else nullcontext():
-        return _compare(sides, torch.device(device), rounds, steps, seconds, dict(base or {}))
+        return _compare(sides, torch.device(device), rounds, steps, seconds, dict(base or {}), crowded)
 
 
 def _compare(
@@ -154,6 +170,7 @@ def _compare(
     steps: int | None,
     seconds: float,
     base: dict[str, str],
+    crowded: Collection[str],
 ) -> Comparison:
     results, pace = {}, {}
     for name, side in sides.items():
@@ -164,6 +181,7 @@ def _compare(
     if steps is None:
         steps = max(1, min(_MOST_STEPS, int(seconds / rounds / sum(pace.values())) - 1))
     names, taken = list(sides), {name: list[float]() for name in sides}
+    wait = CpuWait()
     began = time.perf_counter()
     for number in range(rounds):
         used = time.perf_counter() - began
@@ -174,9 +192,21 @@ def _compare(
         for name in reversed(order) if number % 2 else order:
             if pace[name] < _CHEAP:
                 sides[name]()  # or the first timed step would find the caches full of the other sides' weights
-            taken[name].append(_seconds_a_step(sides[name], steps, device))
+            with nullcontext() if name in crowded else wait:
+                taken[name].append(_seconds_a_step(sides[name], steps, device))
     bases = {name: base.get(name, names[0]) for name in names}
-    return Comparison({name: tuple(times) for name, times in taken.items()}, bases, steps, results)
+    return Comparison({name: tuple(times) for name, times in taken.items()}, bases, steps, results, wait.share)
+
+
+def _is_clear(ratios: tuple[float, ...]) -> bool:
+    """Return True if chance gives so few rounds on the other side of 1 in less than 7 of 100 runs, for equal sides.
+
+    With 3 or 4 rounds it may be more, so they have to differ by a tenth.
+    """
+    rounds, against = len(ratios), min(sum(one <= 1 for one in ratios), sum(one >= 1 for one in ratios))
+    if rounds < LEAST_ROUNDS:
+        return min(ratios) > 1.1 or max(ratios) < 1 / 1.1
+    return sum(math.comb(rounds, number) for number in range(against + 1)) * 2 / 2**rounds < 0.07
 
 
 def figures(number: float) -> str:

@@ -43,7 +43,7 @@ class Lever(Finding):
         return self.name
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare each setting with the first, in fp32 and under AMP."""
         if self.comparison is None:
             return sentence(self.note)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from amp_course.kit.measure import Timing, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
 from amp_course.kit.threads import one_thread
 from amp_course.loop.recipe import FP32, Recipe
 from amp_course.speed.experiments import published
@@ -97,6 +97,8 @@ class Pace:
     @property
     def sentence(self) -> str:
         """Name the bottleneck, and say what a faster step could buy."""
+        if busy := busy_text(self.waiting.waited):
+            return busy
         share = f"the loop waits for its batches {self.share:.0%} of the time"
         times = f"({seconds_text(self.waiting.median)} of waiting and {seconds_text(self.computing.median)} of computing a step)"
         if self.share < WAITS:
@@ -125,20 +127,21 @@ def measure_pace(
     Example: measure_pace(loader, lambda batch: train(*batch)).share → 0.63
     """
     device, waited, computed = torch.device(device), list[float](), list[float]()
-    iterator = iter(batches)
+    iterator, wait = iter(batches), CpuWait()
     try:
-        for number in range(warmup + steps):
-            started = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                break
-            got = time.perf_counter()
-            step(batch)
-            synchronize(device)
-            if number >= warmup:
-                waited.append(got - started)
-                computed.append(time.perf_counter() - got)
+        with wait:
+            for number in range(warmup + steps):
+                started = time.perf_counter()
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    break
+                got = time.perf_counter()
+                step(batch)
+                synchronize(device)
+                if number >= warmup:
+                    waited.append(got - started)
+                    computed.append(time.perf_counter() - got)
     finally:
         if not getattr(batches, "persistent_workers", False):
             _shut_down(iterator)
@@ -146,7 +149,9 @@ def measure_pace(
         raise ValueError(
             f"the batches ran out before one was timed: give more than {warmup}, or a smaller `warmup` (it is {warmup})"
         )
-    return Pace(Timing(tuple(waited)), Timing(tuple(computed)), getattr(batches, "num_workers", 0) > 0)
+    return Pace(
+        Timing(tuple(waited), wait.share), Timing(tuple(computed), wait.share), getattr(batches, "num_workers", 0) > 0
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +164,12 @@ class LoaderBound(Finding):
     title = "A loader that cannot keep up"
 
     @property
-    def sentence(self) -> str:
+    def busy(self) -> str:
+        """As for any comparison; the pace counts, too."""
+        return super().busy or busy_text(self.pace.waiting.waited)
+
+    @property
+    def claim(self) -> str:
         """Say what AMP does to either loop."""
         assert self.comparison is not None
         told = [
@@ -167,7 +177,7 @@ class LoaderBound(Finding):
             for feed, what in ((FROM_LOADER, "the loader"), (PRELOADED, "preloaded batches"))
         ]
         cure = self.comparison.tell(
-            f"fp32, {PRELOADED}", f"fp32, {FROM_LOADER}", who="with preloaded batches, fp32", than="with the loader"
+            f"fp32, {PRELOADED}", f"fp32, {FROM_LOADER}", who="fp32 with preloaded batches", than="fp32 with the loader"
         )
         return sentence(self.pace.sentence, *told, cure)
 
@@ -216,7 +226,7 @@ class PinnedMemory(Finding):
     title = "pin_memory"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare the copies."""
         if self.comparison is None:
             return sentence(

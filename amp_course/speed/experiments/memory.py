@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from amp_course.kit.measure import Timing, seconds_text
+from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text
 from amp_course.kit.models import SimpleNet
 from amp_course.speed.experiments.children import ChildError, run_python
 from amp_course.speed.experiments.finding import Finding
@@ -44,6 +44,7 @@ class Heap:
             "pages": self.pages,
             "seconds_per_page": self.seconds_per_page,
             "share": self.share,
+            "waited": self.timing.waited,
         }
 
 
@@ -62,14 +63,18 @@ class FreedMemory(Finding):
     title = "Memory handed back to the system"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare the two processes."""
         if self.usual is None or self.kept is None:
             return sentence(f"this cannot be shown here: {self.error}")
+        pages = (f"{heap.pages:,.0f}" for heap in (self.usual, self.kept))
+        usual, kept = f"with malloc as it is, the system hands out {next(pages)} new pages a step", next(pages)
+        if busy := busy_text(self.usual.timing.waited, self.kept.timing.waited):
+            return sentence(f"{usual}; told to keep its memory, {kept}", f"what they cost? {busy}")
         return sentence(
-            f"with malloc as it is, the system hands out {self.usual.pages:,.0f} new pages a step, which take "
+            f"{usual}, which take "
             f"{seconds_text(self.usual.pages * self.usual.seconds_per_page)} of its {seconds_text(self.usual.timing.median)}, "
-            f"or {self.usual.share:.0%}; told to keep its memory, {self.kept.pages:,.0f}, or {self.kept.share:.0%}",
+            f"or {self.usual.share:.0%}; told to keep its memory, {kept}, or {self.kept.share:.0%}",
             "where memory lies on the heap decides this, so it changes from run to run",
             f"the cure is in the environment, before Python starts: `{CURE}`",
         )
@@ -93,12 +98,15 @@ def freed_memory(*, seconds: float = 1.0) -> FreedMemory:
 
 
 def _heap(printed: str) -> Heap:
-    seconds, *rest = json.loads(printed)
-    return Heap(Timing(tuple(seconds)), *rest)
+    seconds, waited, *rest = json.loads(printed)
+    return Heap(Timing(tuple(seconds), waited), *rest)
 
 
 def train_and_count(seconds: float) -> None:
-    """Train three linear layers for some seconds; print their seconds a step, pages a step and seconds a page, as JSON."""
+    """Train three linear layers for some seconds; print as JSON the seconds of each step, and more.
+
+    The share of the time spent waiting for a CPU, the pages of a step, and the seconds of a page.
+    """
     torch.set_num_threads(1)
     cpu = torch.device("cpu")
     x, y = (drawn(_BATCH, _WIDTH, device=cpu, seed=seed) for seed in (1, 2))
@@ -108,9 +116,10 @@ def train_and_count(seconds: float) -> None:
     taken: list[float] = []
     pages: list[int] = []
     ends = time.perf_counter() + seconds
-    while time.perf_counter() < ends or len(taken) < 5:
-        before, started = page_faults(), time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - started)
-        pages.append(page_faults() - before)
-    print(json.dumps([taken, statistics.mean(pages), seconds_per_fault()]))
+    with CpuWait() as wait:
+        while time.perf_counter() < ends or len(taken) < 5:
+            before, started = page_faults(), time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - started)
+            pages.append(page_faults() - before)
+    print(json.dumps([taken, wait.share, statistics.mean(pages), seconds_per_fault()]))

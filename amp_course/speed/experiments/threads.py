@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.utils.data import Dataset
 
-from amp_course.kit.hardware import _cpu_cores
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
 from amp_course.speed.experiments import published
@@ -37,7 +37,7 @@ class Threads(Finding):
     title = "Too many threads"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Say what more threads than cores cost, and whether threads help at all."""
         assert self.comparison is not None
         told = [f"this process may use {'one core' if self.cores == 1 else f'{self.cores} cores'}"]
@@ -53,14 +53,16 @@ class Threads(Finding):
 
 def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Threads:
     """Train three linear layers on the CPU with different numbers of threads; the number of before is put back."""
-    cpu, cores = torch.device("cpu"), _cpu_cores()
+    cpu, cores = torch.device("cpu"), usable_cores()
     many = many or cores * (4 if cores <= 8 else 2)
     model = seeded(partial(SimpleNet, 512), cpu)
     x, y = (drawn(128, 512, device=cpu, seed=seed) for seed in (1, 2))
     sides = {_threads(count): _on_threads(training(model, x, y), count) for count in dict.fromkeys((1, cores, many))}
     before = torch.get_num_threads()
     try:
-        return Threads(compare(sides, seconds=seconds, single=False), (published.THREADS,), cores, many)
+        crowd = [side for side in sides if side != _threads(1)]
+        comparison = compare(sides, seconds=seconds, single=False, crowded=crowd)
+        return Threads(comparison, (published.THREADS,), cores, many)
     finally:
         torch.set_num_threads(before)
 
@@ -87,14 +89,14 @@ class ThreadsAndWorkers(Finding):
     title = "Threads and workers"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Name the fastest setting, and compare it with the plainest."""
         assert self.comparison is not None
         base = next(iter(self.comparison.seconds))
         best = max(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
         worst = min(self.comparison.seconds, key=lambda side: self.comparison.ratio(side, base).median)  # type: ignore[union-attr]
         told = [
-            self.comparison.tell(side, base, who=f"with {side}, the loop", than=f"with {base}")
+            self.comparison.tell(side, base, who=f"the loop with {side}", than=f"one with {base}")
             for side in dict.fromkeys((best, worst))
             if self.comparison.ratio(side, base).verdict != "same"
         ]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.hardware import usable_cores
+from amp_course.kit.measure import CpuWait, busy_text, seconds_text
 from amp_course.speed.experiments import published
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
 from amp_course.speed.experiments.finding import Finding
@@ -38,13 +39,13 @@ class WorkerCounts(Finding):
     title = "num_workers"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare each number of workers with the first."""
         assert self.comparison is not None
         base = workers_text(self.counts[0])
         told = [
             self.comparison.tell(
-                workers_text(count), base, who=f"with {workers_text(count)}, an epoch", than=f"with {base}"
+                workers_text(count), base, who=f"an epoch with {workers_text(count)}", than=f"one with {base}"
             )
             for count in self.counts[1:]
         ]
@@ -80,7 +81,9 @@ def worker_counts(
         }
         sides = {name: partial(read, loader) for name, loader in loaders.items()}
         batches = max(map(len, loaders.values()))
-        return WorkerCounts(compare(sides, steps=1, seconds=seconds), (published.WORKERS,), tuple(counts), batches)
+        crowded = [workers_text(count) for count in counts if count > usable_cores()]
+        comparison = compare(sides, steps=1, seconds=seconds, crowded=crowded)
+        return WorkerCounts(comparison, (published.WORKERS,), tuple(counts), batches)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,11 +95,17 @@ class StartUp(Finding):
     first: float
     again: float
     persistent: float
+    waited: float | None = None
 
     title = "persistent_workers"
 
     @property
-    def sentence(self) -> str:
+    def busy(self) -> str:
+        """Why nothing can be told from the times; "" on a quiet machine."""
+        return busy_text(self.waited)
+
+    @property
+    def claim(self) -> str:
         """Say what starting workers costs, and what keeping them saves."""
         return sentence(
             f"with {workers_text(self.workers)}, started by {self.method}, the first batch takes {seconds_text(self.first)}",
@@ -112,9 +121,9 @@ def start_up(dataset: Dataset[Any] | None = None, workers: int = 2, *, method: s
     below `if __name__ == "__main__":`.
     """
     dataset = SlowSource(4, 0.0) if dataset is None else dataset
-    taken = {}
+    taken, wait = {}, CpuWait()
     for persistent in (False, True):
-        with open_loader(dataset, 1, workers, persistent=persistent, multiprocessing_context=method) as loader:
+        with open_loader(dataset, 1, workers, persistent=persistent, multiprocessing_context=method) as loader, wait:
             taken[persistent] = [_first_batch(loader) for _ in range(2)]
     return StartUp(
         None,
@@ -124,6 +133,7 @@ def start_up(dataset: Dataset[Any] | None = None, workers: int = 2, *, method: s
         taken[False][0],
         taken[False][1],
         taken[True][1],
+        wait.share,
     )
 
 
@@ -143,11 +153,11 @@ class Prefetch(Finding):
     title = "prefetch_factor"
 
     @property
-    def sentence(self) -> str:
+    def claim(self) -> str:
         """Compare the largest factor with the smallest."""
         assert self.comparison is not None
         few, many = _ahead(self.factors[0]), _ahead(self.factors[-1])
-        told = self.comparison.tell(many, few, who=f"with {many}, the loop", than=f"with {few}")
+        told = self.comparison.tell(many, few, who=f"the loop with {many}", than=f"one with {few}")
         verdict = self.comparison.ratio(many, few).verdict
         why = {
             "faster": "what lies ready bridges the pauses of the source",

@@ -33,4 +33,13 @@ def advise(found: Findings) -> tuple[Advice, ...]:
     spent += sum(program_rules.python_seconds(found, line, found.lines.calling) for line in explained)
     advice += program_rules.check_small_ops(found, found.times[kinds.LAUNCH] - spent)
     kept = [one for one in advice if one.seconds >= LEAST * found.seconds]
-    return tuple(sorted(kept, key=lambda one: one.seconds * (1.0 if one.measured else UNTRIED), reverse=True))
+    kept.sort(key=lambda one: one.seconds * (1.0 if one.measured else UNTRIED), reverse=True)
+    return tuple(_reads_first(kept))
+
+
+def _reads_first(advice: list[Advice]) -> list[Advice]:
+    """Move reads of values above the small ops: many of those compute only what is read, and go with the reads."""
+    names = [one.cause for one in advice]
+    if "host-reads" in names and "small-ops" in names[: names.index("host-reads")]:
+        advice.insert(names.index("small-ops"), advice.pop(names.index("host-reads")))
+    return advice

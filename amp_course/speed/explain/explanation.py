@@ -18,7 +18,8 @@ from amp_course.speed.explain.kinds import KINDS
 class Explanation:
     """Where the time of one step goes; it prints as a page.
 
-    timing:   of the step without any recording
+    timing:   of the step without any recording. If the machine was too busy (`timing.busy` says why), nothing is claimed:
+              there is no ceiling and no advice, and the page shows no shares
     kinds:    kind → seconds, largest first; they add up to the median step
     recorded: how long a step took under the profiler, in seconds
     ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's law; None without matmuls
@@ -51,6 +52,7 @@ class Explanation:
             "now": self.now,
             "advice": [dict(vars(one)) for one in self.advice],
             "notes": list(self.notes),
+            "waited": self.timing.waited,
         }
 
     def _rows(self) -> list[list[str]]:
@@ -59,15 +61,19 @@ class Explanation:
         return [["where the time goes", "per step", "share"], *rows]
 
     def _sentences(self) -> list[str]:
+        if self.timing.busy:
+            return [f"A step took {self.timing}.", self.timing.busy]
         said = [f"A step takes {self.timing}."]
         if self.ceiling is not None and self.now is not None:
             said.append(
-                f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in fp32 here; as it stands it is "
+                f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in fp32 here; now it is "
                 f"{self.now:.2f} times as fast."
             )
         return said
 
     def _advice(self) -> list[str]:
+        if self.timing.busy:
+            return []
         if not self.advice:
             return ["Nothing stands out: no change that is known here would save 3 % of the step."]
         return [
@@ -84,18 +90,21 @@ class Explanation:
             numbered = self._advice()
         wrapped = [textwrap.fill(text, 100, subsequent_indent="   ") for text in numbered]
         notes = [textwrap.fill(f"Note: {note}", 100, subsequent_indent="   ") for note in self.notes]
-        return "\n\n".join(
-            ["\n".join(self._sentences()), text_table(self._rows(), right=("per step", "share")), *wrapped, *notes]
-        )
+        head = "\n".join(textwrap.fill(text, 100) for text in self._sentences())
+        table = [] if self.timing.busy else [text_table(self._rows(), right=("per step", "share"))]
+        return "\n\n".join([head, *table, *wrapped, *notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head = "".join(f"<p>{html.escape(text)}</p>" for text in self._sentences())
         items = "".join(f"<li>{inline_html(text)}</li>" for text in self._advice())
-        list_html = f"<ol>{items}</ol>" if self.advice else f"<p>{inline_html(self._advice()[0])}</p>"
+        list_html = (
+            f"<ol>{items}</ol>" if self.advice else "".join(f"<p>{inline_html(one)}</p>" for one in self._advice())
+        )
+        table = "" if self.timing.busy else html_table(self._rows())
         notes = "".join(f"<p><em>{inline_html(note)}</em></p>" for note in self.notes)
-        return f'<div style="max-width:60em">{head}{html_table(self._rows())}{list_html}{notes}</div>'
+        return f'<div style="max-width:60em">{head}{table}{list_html}{notes}</div>'
 
 
 def in_order(kinds: dict[str, float]) -> dict[str, float]:

@@ -51,6 +51,7 @@ class Findings:
     fetch_busy: float | None = (
         None  # CPU time over wall-clock time of the fetches; None if the step fetches its own data
     )
+    crowded: bool = False  # whether other programs may have had the CPU, on a system that does not say
     workers: int | None = None  # of a DataLoader; None if it is none
     cast_seconds: float = 0.0  # what autocast's casts would take, if it were on
 

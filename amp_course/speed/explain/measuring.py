@@ -10,7 +10,9 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
+from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import synchronize
+from amp_course.speed.counting import CAST, MATMUL
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.advice import advise
 from amp_course.speed.explain.evidence import Evidence, watched
@@ -19,7 +21,7 @@ from amp_course.speed.explain.findings import Findings
 from amp_course.speed.explain.kinds import LOW
 from amp_course.speed.explain.rounds import Rounds, plain_steps, price_of_a_call
 from amp_course.speed.explain.running import Runner
-from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls, usable_cores
+from amp_course.speed.explain.trials import MatmulTrial, try_fused, try_matmuls
 from amp_course.speed.faults import seconds_per_fault
 
 _ROUNDS = 5  # turns of plain and recorded steps
@@ -44,7 +46,11 @@ def measure(run: Runner, device: torch.device | None, seconds: float) -> Explana
     recorded = max(1, min(plain, 20, _MOST_OPS // (_ROUNDS * ops + 1)))
     for _ in range(2 if slow else _ROUNDS):
         turns.take(plain, recorded)
-    found = _findings(run, turns, _look(run), max(3, min(plain, 4)), seconds)
+    evidence = _look(run)
+    if turns.timing.busy:
+        times = in_order(turns.times())
+        return Explanation(turns.timing, times, statistics.median(turns.recorded), None, None, (), (_count(evidence),))
+    found = _findings(run, turns, evidence, max(3, min(plain, 4)), seconds)
     ceiling, now = _ceiling(found)
     return Explanation(
         turns.timing,
@@ -63,6 +69,18 @@ def _look(run: Runner) -> Evidence:
     with watched(evidence):
         run.guarded()
     return evidence
+
+
+def _count(evidence: Evidence) -> str:
+    """Say what a step does that can be counted, and so holds on a busy machine too."""
+    kinds, repeated = [call.kind for call in evidence.calls], evidence.repeated_casts()
+    reads = sum(evidence.reads.values())
+    line = evidence.reads.most_common(1)[0][0] if reads else None
+    return (
+        f"What can be counted holds anyway: a step calls {len(kinds):,} ops, {kinds.count(MATMUL):,} of them matmuls and "
+        f"{kinds.count(CAST):,} casts; it casts {len(repeated):,} unchanged tensors more than once, and reads values "
+        f"{reads:,} times{f', most of them in {line}' if line else ''}."
+    )
 
 
 def _findings(run: Runner, turns: Rounds, evidence: Evidence, steps: int, seconds: float) -> Findings:
@@ -85,6 +103,7 @@ def _findings(run: Runner, turns: Rounds, evidence: Evidence, steps: int, second
         faults=faults,
         fault_seconds=faults * seconds_per_fault() if on_cpu else 0.0,
         fetch_busy=statistics.median(run.fetch_busy) if run.fetch_busy else None,
+        crowded=turns.timing.waited is None and _load() > cores,
         workers=run.batches.num_workers if isinstance(run.batches, DataLoader) else None,
         cast_seconds=_cast_seconds(evidence, device, low),
     )
@@ -178,7 +197,7 @@ def _notes(found: Findings, turns: Rounds) -> list[str]:
     if sizes[-1] > 1.2 * sizes[0]:
         notes.append(f"The steps are not alike: the recorded ones called between {sizes[0]:,} and {sizes[-1]:,} ops.")
     load, cores = _load(), found.threads[1]
-    if load > cores + 1:
+    if timing.waited is None and load > cores + 1:
         notes.append(
             f"Other programs keep this machine busy (a load of {load:.0f} on {cores} cores), so all times are longer than usual."
         )

@@ -58,6 +58,15 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "beforehand, or on whole batches",
             "09",
         )
+    elif found.crowded:
+        yield Advice(
+            "waiting-for-data",
+            waited,
+            f"{took}{where}; whether its source is slow or other programs had the CPU, this machine cannot tell",
+            "let workers read ahead, which helps with both: `DataLoader(…, num_workers=2)`; and run this again when little "
+            "else runs",
+            "09",
+        )
     else:
         yield Advice(
             "slow-source",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
-from amp_course.kit.measure import Timing, synchronize
+from amp_course.kit.hardware import usable_cores
+from amp_course.kit.measure import CpuWait, Timing, synchronize
 from amp_course.speed.explain.kinds import KINDS, LAUNCH, sort_step
 from amp_course.speed.explain.lines import LineTimes, time_lines
 from amp_course.speed.explain.recording import StepRecord, record_steps
@@ -22,6 +24,7 @@ from amp_course.speed.faults import page_faults
 
 _WARM = 8  # steps that are not timed, after recorded ones: short steps need some to be as fast as usual again
 _SMALL_OPS = 300  # in the record from which the price of one call is read
+_PROBE = 0.01  # seconds
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Rounds:
 
     launch:   nanoseconds of the smallest op, as the profiler sees it
     plain:    seconds of each step without any recording; faults: pages that it was handed
+    wait:     how long the process waited for a CPU during those
     recorded: seconds of each recorded step; ops: how many it called
     kinds:    of each recorded step, kind → nanoseconds
     """
@@ -39,6 +43,7 @@ class Rounds:
     launch: int
     plain: list[float] = field(default_factory=list)
     faults: list[int] = field(default_factory=list)
+    wait: CpuWait = field(default_factory=CpuWait)
     recorded: list[float] = field(default_factory=list)
     ops: list[int] = field(default_factory=list)
     kinds: list[dict[str, int]] = field(default_factory=list)
@@ -47,9 +52,15 @@ class Rounds:
 
     def take(self, plain: int, recorded: int) -> None:
         """Take so many plain steps, after a few that are not timed, then so many recorded ones."""
-        for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
-            _whole(self.run, self.device)
-        seconds, faults = plain_steps(self.run, self.device, plain)
+        # Too many threads wait for each other, which says nothing of other programs: then one thread tries it alone.
+        crowded = torch.get_num_threads() > usable_cores()
+        with nullcontext() if crowded else self.wait:
+            for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
+                _whole(self.run, self.device)
+            seconds, faults = plain_steps(self.run, self.device, plain)
+        if crowded:
+            with self.wait:
+                _keep_busy(_PROBE)
         self.plain += seconds
         self.faults += faults
         samples: list[Sample] = []
@@ -66,7 +77,7 @@ class Rounds:
     @property
     def timing(self) -> Timing:
         """The plain steps."""
-        return Timing(tuple(self.plain))
+        return Timing(tuple(self.plain), self.wait.share)
 
     def times(self) -> dict[str, float]:
         """Return kind → seconds of a step; they add up to the median plain step."""
@@ -84,6 +95,12 @@ def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[flo
         seconds.append(time.perf_counter() - start)
         faults.append(page_faults() - before)
     return seconds, faults
+
+
+def _keep_busy(seconds: float) -> None:
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        pass
 
 
 def price_of_a_call(device: torch.device) -> int:

@@ -78,10 +78,11 @@ def reader_line(frame: FrameType | None) -> Line | None:
 def sampled(samples: list[Sample]) -> Iterator[None]:
     """Add samples of the calling thread to a list while the body runs."""
     target, done = threading.get_ident(), threading.Event()
+    zero = time.time_ns() - time.perf_counter_ns()  # read once: the system's clock may be set meanwhile
 
     def watch() -> None:
         while not done.wait(_EVERY):
-            samples.append(_sample(target))
+            samples.append(_sample(target, zero + time.perf_counter_ns()))
 
     interval = sys.getswitchinterval()
     watcher = threading.Thread(target=watch, daemon=True, name="amp_course sampler")
@@ -95,13 +96,13 @@ def sampled(samples: list[Sample]) -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _sample(thread: int) -> Sample:
+def _sample(thread: int, now: int) -> Sample:
     """Look where a thread is.
 
     subtle: no frame may be held once this returns. One that outlives its moment keeps its tensors and context managers alive,
     and torch then raises errors in the thread that is watched.
     """
-    now, in_torch, line = time.time_ns(), False, None
+    in_torch, line = False, None
     modules: list[str] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:

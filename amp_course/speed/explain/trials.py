@@ -6,7 +6,6 @@ reader's is touched, but the step itself, which is run with other numbers of thr
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -185,16 +184,3 @@ def _stepper(optimizer: torch.optim.Optimizer, fused: bool) -> Callable[[], Any]
     defaults = {name: value for name, value in optimizer.defaults.items() if name in ("lr",)}
     twin: Any = type(optimizer)(groups, **defaults)
     return twin.step
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity, and a container's limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as lines:
-            quota, period = lines.read().split()
-        if quota != "max":
-            cores = min(cores, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return cores
