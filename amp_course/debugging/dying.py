@@ -66,35 +66,61 @@ class DyingRun:
         return next((number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
 
 
+@dataclass(frozen=True)
+class DyingTraining:
+    """The training as the tools of the chapter take it: a step to call, and what it changes.
+
+    batch: the pictures [32, 64] and the ink of each [32, 1]; each step sees the same
+    """
+
+    model: Net
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    batch: tuple[Tensor, Tensor]
+
+    def step(self, pixels: Tensor, ink: Tensor) -> Tensor:
+        """Train on a batch; return its loss, the mean squared relative error."""
+        with torch.autocast("cpu", dtype=torch.float16):
+            guess = self.model(pixels)
+        loss = (guess.float() / ink - 1).square().mean()  # in fp32
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+
+def start_dying_run(rate: float = 0.004, seed: int = 0) -> DyingTraining:
+    """Return the training before its first step.
+
+    rate: AdamW's learning rate; at 0.004 the run lives for about 45 steps, at 0.002 for longer than 60
+    seed: for the weights
+    """
+    with same_random_state():
+        torch.manual_seed(seed)
+        model = Net()
+    pixels = digits().train_x[:_PICTURES].flatten(1)
+    ink = _GREY_LEVELS * pixels.sum(1, keepdim=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    return DyingTraining(model, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**10), (pixels, ink))
+
+
 def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0) -> DyingRun:
     """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if it lives.
 
-    rate:  AdamW's learning rate; at 0.004 the run lives for about 45 steps, at 0.002 for longer than 60
+    rate, seed: as for `start_dying_run`
     every: steps from one that is measured to the next
-    seed:  for the weights
     """
     losses: list[float] = []
     skipped: list[int] = []
-    with same_random_state(), one_thread():  # for tensors this small, more threads only wait for each other
-        torch.manual_seed(seed)
-        model = Net()
-        pixels = digits().train_x[:_PICTURES].flatten(1)
-        ink = _GREY_LEVELS * pixels.sum(1, keepdim=True)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        with watch_ranges(model, torch.float16, every=every, bell=-math.inf) as ranges:
-            for number in range(1, steps + 1):
-                with torch.autocast("cpu", dtype=torch.float16):
-                    guess = model(pixels)
-                loss = (guess.float() / ink - 1).square().mean()  # the mean squared relative error, in fp32
-                optimizer.zero_grad()
-                scaler.scale(loss).backward()
-                before = scaler.get_scale()
-                scaler.step(optimizer)
-                scaler.update()
-                if scaler.get_scale() < before:
-                    skipped.append(number)
-                losses.append(loss.item())
-                if not all(map(math.isfinite, losses[: -STEPS_AFTER_DEATH or None])):
-                    break
+    training = start_dying_run(rate, seed)
+    ranges = watch_ranges(training.model, torch.float16, every=every, bell=-math.inf)
+    with one_thread(), ranges:  # for tensors this small, more threads only wait for each other
+        for number in range(1, steps + 1):
+            before = training.scaler.get_scale()
+            losses.append(training.step(*training.batch).item())
+            if training.scaler.get_scale() < before:
+                skipped.append(number)
+            if not all(map(math.isfinite, losses[: -STEPS_AFTER_DEATH or None])):
+                break
     return DyingRun(ranges, tuple(losses), tuple(skipped))

@@ -49,7 +49,7 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
 
 
 def score_figure(table: TrainingTable) -> Figure:
-    """Draw what each variant reached, a dot for each seed and a line at their mean; the band is that of the first variant.
+    """Draw what each variant reached, a dot for each seed and a line at their mean; a band spans the first variant's seeds.
 
     The first variant is what the others are compared with. GPT: less is better; ResNet: more is.
     """
@@ -61,10 +61,11 @@ def score_figure(table: TrainingTable) -> Figure:
     scores = [[factor * run.score for run in runs] for _, runs in groups]
     means = "; ".join(f"{name} {sum(each) / len(each):.3g}" for name, each in zip(names, scores, strict=True))
     better = "less is better" if workload == "gpt" else "percent, more is better"
-    figure, axis = new_figure(
-        8, 0.9 + 0.26 * len(groups), alt=f"{SCORES[workload].capitalize()}, mean over seeds: {means}.", dots=FEWER_DOTS
-    )
-    axis.axvspan(min(scores[0]), max(scores[0]), color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
+    low, high = min(scores[0]), max(scores[0])
+    band = f"A band from {low:.3g} to {high:.3g} spans the seeds of {names[0]}."
+    alt = f"{SCORES[workload].capitalize()}, mean over seeds: {means}. {band}"
+    figure, axis = new_figure(8, 0.9 + 0.26 * len(groups), alt=alt, dots=FEWER_DOTS)
+    axis.axvspan(low, high, color=FORMAT_COLOURS["fp32"], alpha=0.12, lw=0)
     for place, (name, each) in enumerate(zip(names, scores, strict=True)):
         colour, mean = _colour(name), sum(each) / len(each)
         axis.plot(each, [-place] * len(each), "o", color=colour, ms=4, alpha=0.8)
@@ -72,7 +73,7 @@ def score_figure(table: TrainingTable) -> Figure:
     axis.set_yticks([-place for place in range(len(groups))], names, fontsize=8)
     axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
     seeds = max(len(each) for each in scores)
-    said = f"{better}; a dot for each of {seeds} seeds, a line at their mean" if seeds > 1 else better
+    said = f"{better}; dots: {seeds} seeds, line: their mean, band: the seeds of “{names[0]}”" if seeds > 1 else better
     title(axis, SCORES[workload].capitalize(), said)
     return figure
 

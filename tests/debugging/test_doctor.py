@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from amp_course import cli
+from amp_course.debugging.clinic.ward import KNOWN, Round
 from amp_course.debugging.doctor import Diagnosis, doctor, examine_script
 from amp_course.debugging.doctor.faults import ADVICE, FAULTS, finding, in_order, without_consequences
 from amp_course.debugging.doctor.files import put_back
@@ -270,3 +271,12 @@ def test_no_process_is_left_and_no_folder(tmp_path: Path) -> None:
     assert found.exit_code == 2 and "In 8 seconds" in found.problem
     running = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert mark not in running and [*tmp_path.iterdir()] == [path]
+
+
+def test_the_ward_round_shows_its_causes_on_a_click_alone() -> None:
+    ward = Round({"scaled_clip": Diagnosis("scaled_clip.py"), "zero_amax": Diagnosis("zero_amax.py")})
+    page = ward._repr_html_()
+    open_part, folded = page.split("<details>")
+    assert "0 of 2 causes named" in open_part and "</summary>" in folded
+    for name in ward.diagnoses:
+        assert KNOWN[name] not in open_part and KNOWN[name] in folded

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from amp_course.debugging.dying import STEPS_AFTER_DEATH, DyingRun, record_dying_run
+from amp_course.debugging.dying import STEPS_AFTER_DEATH, DyingRun, record_dying_run, start_dying_run
 from amp_course.debugging.ranges import watch_ranges
 from amp_course.debugging.ranges.readings import KINDS
 
@@ -72,6 +72,14 @@ def test_it_can_be_repeated_and_leaves_no_trace() -> None:
     first, second = (record_dying_run(steps=3, seed=1) for _ in range(2))
     assert first.losses == second.losses != record_dying_run(steps=3, seed=2).losses
     assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_unit_of_the_targets_is_what_kills_it() -> None:
+    training = start_dying_run()
+    pixels, ink = training.batch
+    assert ink.min() > 65504  # every one is beyond fp16
+    losses = [training.step(pixels, ink / 1000).item() for _ in range(60)]
+    assert all(map(math.isfinite, losses)) and losses[-1] < 0.1
 
 
 def test_a_lower_rate_lives_longer() -> None:

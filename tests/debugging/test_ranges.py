@@ -143,6 +143,26 @@ def test_a_checkpointed_part_is_read_once() -> None:
     assert len(ranges.of("activation gradient")["inner"]) == 1
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_result_between_two_modules_is_seen_once_it_passes_through_an_identity(named: bool) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.scores = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = self.query(x) @ self.key(x).T
+            return (self.scores(scores) if named else scores) / 1024
+
+    model = Attention()
+    for layer in (model.query, model.key):
+        nn.init.constant_(layer.weight, 100.0)
+    with watch_ranges(model, say=lambda text: None) as ranges:
+        model(torch.ones(2, 4)).sum().backward()  # queries and keys of 400, scores of 640,000
+    hot = {name for name, readings in ranges.of("activation").items() if readings[0].headroom < 0}
+    assert hot == ({"scores"} if named else set())
+
+
 def test_start_and_stop_do_what_with_does() -> None:
     model = network()
     ranges = watch_ranges(model).start()

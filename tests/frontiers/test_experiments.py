@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from amp_course.frontiers import MXFP4, quantize
 from amp_course.frontiers.experiments import (
+    GRADIENTS_ONLY,
     OPTIMIZERS,
     VARIANTS,
     CompressedVariant,
@@ -16,7 +18,12 @@ from amp_course.frontiers.experiments import (
     train_gpt,
     train_resnet,
 )
-from amp_course.frontiers.experiments.gradient_errors import gradient_errors, real_tensors
+from amp_course.frontiers.experiments.gradient_errors import (
+    gradient_errors,
+    head_gradient,
+    imbalance_error,
+    real_tensors,
+)
 from amp_course.frontiers.experiments.table import as_json, load_trainings
 from amp_course.frontiers.fp8_linear import Fp8Linear
 from amp_course.frontiers.layers import RoundedConv2d, RoundedLinear
@@ -138,3 +145,36 @@ def test_real_tensors_are_those_of_one_matmul() -> None:
     rows = found["activations"]
     assert rows.mean(1).abs().max() < 0.2 and found["gradients"].abs().amax() < 0.01  # layer norm's output; a mean loss
     assert all(tensor.dtype is torch.float32 and not tensor.requires_grad for tensor in found.values())
+
+
+def test_each_row_of_the_head_gradient_balances_its_label() -> None:
+    found = head_gradient(steps=2)
+    assert found.shape[0] == 1024 and found.dtype is torch.float32 and not found.requires_grad
+    assert ((found < 0).sum(1) == 1).all()
+    torch.testing.assert_close(found.sum(1), torch.zeros(1024), atol=1e-8, rtol=0)
+    sides = found.clamp(max=0).sum(1)  # a probability minus 1, over 1,024
+    assert sides.min() >= -1 / 1024 and sides.max() < 0
+
+
+def test_an_imbalance_costs_more_than_what_is_lost_on_both_sides() -> None:
+    assert imbalance_error(1.0, 1.0, steps=2) == 0
+    assert imbalance_error(0.8, 0.8, steps=2) == pytest.approx(
+        0.2, abs=1e-4
+    )  # all of the gradient is a fifth too short
+    assert imbalance_error(1.0, 0.8, steps=2) > 0.21  # which loses less
+
+
+@pytest.mark.slow
+def test_the_imbalance_alone_explains_what_mxfp4_does_to_gradients() -> None:
+    arriving = head_gradient()
+    label = arriving < 0
+    names = {one.name.removeprefix("only gradients in "): one for one in GRADIENTS_ONLY}
+    for rounding, error in (("down", 0.14), ("up", 0.47)):
+        stored = quantize(arriving, MXFP4.rounding_scale(rounding))
+        kept = [float(stored[side].sum() / arriving[side].sum()) for side in (label, ~label)]
+        (measured,) = gradient_errors([names[f"MXFP4, scale {rounding}"]], draws=1)
+        assert measured.single == pytest.approx(error, abs=0.04)
+        assert imbalance_error(*kept) == pytest.approx(measured.single, abs=0.04)
+    # 768 tokens are no power of two: no label is clipped, nothing balances what the others lose.
+    (fewer,) = gradient_errors([names["MXFP4, scale down"]], draws=1, stretches=12)
+    assert fewer.single > 0.3

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.text import Text
 
 from amp_course.frontiers.experiments import CompressedVariant, TrainingTable, find_variant, train_resnet
 from amp_course.frontiers.experiments.gradient_errors import GradientError
@@ -35,7 +36,11 @@ def test_each_seed_has_its_dot_and_the_band_is_the_first_variants() -> None:
     assert (band.x0, band.x1) == pytest.approx((90, 92))
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names == ["fp32", "2-bit activations, groups of 256"]
-    assert figure.alt == "Right digits, mean over seeds: fp32 91; 2-bit activations, groups of 256 80."
+    assert figure.alt == (
+        "Right digits, mean over seeds: fp32 91; 2-bit activations, groups of 256 80. "
+        "A band from 90 to 92 spans the seeds of fp32."
+    )
+    assert "band: the seeds of “fp32”" in " ".join(text.get_text() for text in figure.findobj(Text))
     assert "rate 0.5" in score_figure(TrainingTable((*runs, replace(RUN, rate=0.5)))).alt
 
 

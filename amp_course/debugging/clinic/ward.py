@@ -1,4 +1,4 @@
-"""A ward round: the doctor examines every patient's script, unchanged, and what it names is held against what is known."""
+"""A ward round: the doctor examines every patient's script, unchanged; its diagnosis is compared with the known fault."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ KNOWN = {
     "tf32_mixed": "tf32-settings-mixed",
     "poisoned_norm": "spoilt-buffer",
 }
+
+_SPOILER = "Show the table. It names the cause of every patient, so it spoils the exercises."
 
 
 def find_patient(name: str) -> Path:
@@ -65,7 +67,7 @@ class Round:
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first."""
-        rows = [["patient", "what ails it", "the doctor's findings", "verdict"]]
+        rows = [["patient", "its fault", "the doctor's findings", "verdict"]]
         rows += [[name, KNOWN.get(name, "not known"), ", ".join(one.names) or one.problem or "none", self.verdict(name)]
                  for name, one in self.diagnoses.items()]  # fmt: skip
         return rows
@@ -76,7 +78,8 @@ class Round:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"{html_table(self.rows())}<p>{self.named} of {len(self.diagnoses)} causes named as faults.</p>"
+        said = f"{self.named} of {len(self.diagnoses)} causes named as faults."
+        return f"<p>{said}</p><details><summary>{_SPOILER}</summary>{html_table(self.rows())}</details>"
 
 
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:

@@ -28,6 +28,9 @@ def first_nonfinite(
 ) -> Nonfinite:
     """Run `step(*batch)` up to `steps` times, until an inf or NaN does harm; say which op made it, where, and of what.
 
+    A call takes longer than the steps in it: every op is looked at, and all that the step can change is copied before and
+    restored after. For one step that is 1.6 times the step if it takes 0.1 s, and some 13 times if it takes a millisecond.
+
     step:    whatever you call for a batch: a function, a method, a closure
     batches: tuples, dicts or single objects; without any, the step is called without arguments
     model, optimizer, scaler: one or a list, so that they are put back; what else the step can reach is put back too

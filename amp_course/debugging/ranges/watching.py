@@ -31,10 +31,14 @@ def watch_ranges(
 ) -> RangeWatch:
     """Watch a model's activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
 
+    An activation is what a leaf module returns, one with no modules inside. The result of an op between two modules is not
+    seen: attention scores that `forward` computes with `@` may overflow without a word. Pass such a result through an
+    `nn.Identity` that is a part of the model, and it is measured, too.
+
     model: a module of yours; only what it computes with gradients enabled is watched
     dtype: the format whose range counts
     every: forward passes from one that is measured to the next; the first is measured
-    bell:  doublings of headroom at or below which a module is told, once, by `say`; -inf for never
+    bell:  doublings of headroom at or below which a module is reported, once, through `say`; -inf for never
 
     Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises TypeError for what is not a
     module, ValueError for an `every` below 1 or a dtype that is not a float.

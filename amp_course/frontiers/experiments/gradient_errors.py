@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -35,11 +36,12 @@ class GradientError:
 
 
 def gradient_errors(
-    variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0
+    variants: Sequence[Variant], *, draws: int = 8, steps: int = 60, seed: int = 0, stretches: int = 16
 ) -> list[GradientError]:
     """Train a small GPT in fp32, then compute the gradient of one more batch under each variant, `draws` times.
 
-    steps: of the training, after which gradients are smaller and less alike than at the start
+    steps:     of the training, after which gradients are smaller and less alike than at the start
+    stretches: of text in the batch, up to 16, of 64 tokens each; the mean loss divides its gradients by their number
     Raises ValueError for fewer than 1 draw, and for variants that change the optimizer alone, and so no gradient.
     """
     if draws < 1:
@@ -48,7 +50,8 @@ def gradient_errors(
         if isinstance(variant, OptimizerVariant):
             raise ValueError(f"{variant.name} changes the optimizer, and its gradients are those of fp32")
     with same_random_state(), one_thread():
-        model, last = partly_trained_gpt(steps, seed)
+        model, (inputs, targets) = partly_trained_gpt(steps, seed)
+        last = inputs[:stretches], targets[:stretches]
         exact = _gradient(model, last)
         found = []
         for variant in variants:
@@ -96,6 +99,45 @@ def real_tensors(steps: int = 60, seed: int = 0) -> dict[str, Tensor]:
         layer.register_full_backward_hook(keep_gradient)
         _loss(model, *batch).backward()
     return {"weights": layer.get_parameter("weight").detach(), **kept}
+
+
+def head_gradient(steps: int = 60, seed: int = 0) -> Tensor:
+    """Return the gradient that arrives at the output layer of a partly trained GPT: [1024, characters], float32.
+
+    A row for each token, softmax minus one-hot, divided by 1,024: only the label's entry is negative, and the row's sum is 0.
+    """
+    with same_random_state(), one_thread():
+        model, (inputs, targets) = partly_trained_gpt(steps, seed)
+        logits = model(inputs).flatten(0, 1).detach().requires_grad_()
+        cross_entropy(logits, targets.flatten()).backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def imbalance_error(labels: float, others: float, *, steps: int = 60, seed: int = 0) -> float:
+    """Multiply the two sides of each row of `head_gradient` by factors, round nothing, and return the error that this makes.
+
+    labels, others: what is kept of the label's entry, and of the others
+    returns: the error of the gradient of the matrices in the blocks, as `GradientError.single`
+    Example: imbalance_error(0.8, 0.8) → 0.2, as the whole gradient is a fifth too short
+    """
+    with same_random_state(), one_thread():
+        model, last, exact = _partly_trained_with_gradient(steps, seed)
+
+        def multiply(_: nn.Module, __: Any, logits: Tensor) -> None:
+            logits.register_hook(lambda grad: torch.where(grad < 0, labels * grad, others * grad))
+
+        handle = model.get_submodule("head").register_forward_hook(multiply)
+        try:
+            return _distance(_gradient(model, last), exact)
+        finally:
+            handle.remove()
+
+
+@functools.lru_cache(maxsize=1)
+def _partly_trained_with_gradient(steps: int, seed: int) -> tuple[CharGPT, tuple[Tensor, Tensor], Tensor]:
+    model, last = partly_trained_gpt(steps, seed)
+    return model, last, _gradient(model, last)
 
 
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
