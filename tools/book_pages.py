@@ -45,13 +45,24 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         "more/index": contents(
             "More",
             "Pictures, setting up, teaching, the wall, and what was measured.",
-            ["tour", "setup", "keyboard", "teaching", "sheet", "mistakes", "benchmarks", "machines", "elsewhere"],
+            [
+                "tour",
+                "setup",
+                "keyboard",
+                "notebook-ci",
+                "teaching",
+                "sheet",
+                "mistakes",
+                "benchmarks",
+                "machines",
+                "elsewhere",
+            ],
         ),
         "more/sheet": sheet_page(),
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
     }
-    for name in ("tour", "setup", "keyboard", "teaching", "machines", "elsewhere"):
+    for name in ("tour", "setup", "keyboard", "notebook-ci", "teaching", "machines", "elsewhere"):
         written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")  # fmt: skip
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
