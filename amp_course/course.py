@@ -20,7 +20,7 @@ class Chapter:
     number: int
     word: str
     question: str
-    minutes: int  # to read and run the notebook, without the exercises
+    minutes: int  # to read the notebook and try its cells and panel; tests/test_course.py measures it
 
     @property
     def stem(self) -> str:
@@ -39,22 +39,32 @@ class Chapter:
             return ()
         return tuple(module.ALL)
 
+    def exercise_minutes(self) -> int:
+        """Return how long the exercises take: the sum of their cards. Imports torch."""
+        return sum(exercise.minutes for exercise in self.exercises())
+
 
 CHAPTERS = (
     Chapter(0, "start", "Is my machine ready, and how does this course work?", 10),
     Chapter(1, "bits", "What can 16 bits hold?", 45),
-    Chapter(2, "underflow", "How do numbers die quietly?", 45),
+    Chapter(2, "underflow", "How do numbers die quietly?", 55),
     Chapter(3, "positions", "Why does a language model lose its place in bf16?", 45),
-    Chapter(4, "autocast", "Who decides each op's dtype, and what did it decide?", 45),
+    Chapter(4, "autocast", "Who decides each op's dtype, and what did it decide?", 60),
     Chapter(5, "scaler", "How does loss scaling save gradients?", 45),
     Chapter(6, "loop", "How do I write an AMP loop, and what does it buy me?", 60),
-    Chapter(7, "patterns", "How do clipping, accumulation, several optimizers and checkpoints fit in?", 60),
-    Chapter(8, "recipes", "O0 to O3, naive, Paddle, Colossal-AI: which recipe survives?", 45),
+    Chapter(7, "patterns", "How do clipping, accumulation, several optimizers and checkpoints fit in?", 75),
+    Chapter(8, "recipes", "O0 to O3, naive, Paddle, Colossal-AI: which recipe survives?", 60),
     Chapter(9, "speed", "Why is AMP not faster on my machine?", 60),
-    Chapter(10, "distributed", "What changes with many processes?", 45),
-    Chapter(11, "debugging", "My loss is NaN. Now what?", 45),
-    Chapter(12, "frontiers", "What lies below 16 bits?", 45),
+    Chapter(10, "distributed", "What changes with many processes?", 70),
+    Chapter(11, "debugging", "My loss is NaN. Now what?", 50),
+    Chapter(12, "frontiers", "What lies below 16 bits?", 65),
 )
+
+
+def hours() -> tuple[int, int]:
+    """Return how long the course takes, in hours rounded: (reading, exercises). Imports torch."""
+    reading = sum(chapter.minutes for chapter in CHAPTERS)
+    return round(reading / 60), round(sum(chapter.exercise_minutes() for chapter in CHAPTERS) / 60)
 
 
 def available() -> tuple[Chapter, ...]:

@@ -33,14 +33,23 @@ def pytest_ignore_collect(collection_path, config):
         return not collection_path.is_relative_to(HERE / "gpu") or None
 
 
-def pytest_addoption(parser, pluginmanager):
-    if not pluginmanager.hasplugin("timeout"):
-        parser.addini("timeout", "seconds for each test; not kept, for want of pytest-timeout")
+TIMEOUT = 120  # seconds for each test
+WARNINGS = [
+    "error",
+    "ignore:Guards may run slower on Python 3.13.0",  # by torch's compiler, on that Python alone
+    "ignore:`torch.jit.script` is deprecated:FutureWarning",  # by torch 2.15's forward-mode derivatives
+]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config):
+    """Set what pyproject.toml must not: pytest reads that for the notebooks too, with no pytest-timeout."""
+    for line in WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not kept, for want of pytest-timeout")
+    elif config.option.timeout is None:
+        config.option.timeout = TIMEOUT
 
 
 def pytest_collection_finish():

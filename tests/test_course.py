@@ -1,5 +1,7 @@
 """The map of the course, and where its folders are."""
 
+import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -27,6 +29,54 @@ def test_the_chapters_stand_in_order_under_names_of_their_own() -> None:
     assert len({chapter.word for chapter in course.CHAPTERS}) == 13
     assert course.CHAPTERS[6].stem == "06_loop"
     assert all(chapter.question.endswith("?") and chapter.minutes > 0 for chapter in course.CHAPTERS)
+
+
+def seconds_to_read(path: Path) -> float:
+    """Measure a notebook: dense prose at 150 words a minute, 10 s for a line of code, 2 s for a line of
+    output, a minute for a figure and five for a panel. Running it goes on meanwhile."""
+    seconds = 0.0
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            seconds += len(source.split()) / 150 * 60
+            continue
+        seconds += 10 * len([line for line in source.splitlines() if line.strip()])
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            text = "".join(output.get("text", data.get("text/plain", [])))
+            panel = any("widget" in kind for kind in data)
+            seconds += 300 if panel else 60 if "image/png" in data else 2 * len(text.splitlines())
+    return seconds
+
+
+@pytest.mark.parametrize("chapter", course.CHAPTERS, ids=lambda chapter: chapter.word)
+def test_the_minutes_of_a_chapter_are_what_reading_it_takes(chapter: course.Chapter) -> None:
+    path = ROOT / "notebooks" / f"{chapter.stem}.ipynb"
+    assert chapter.minutes % 5 == 0
+    assert seconds_to_read(path) / 60 == pytest.approx(chapter.minutes, rel=0.25)
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text("utf-8"))["cells"]]
+    assert re.findall(r"takes about (\d+) minutes", cells[0]) == [str(chapter.minutes)]
+
+
+def test_what_a_chapter_says_of_its_exercises_is_the_sum_of_their_cards() -> None:
+    found = 0
+    for chapter in course.CHAPTERS:
+        cells = json.loads((ROOT / "notebooks" / f"{chapter.stem}.ipynb").read_text("utf-8"))["cells"]
+        text = " ".join("".join("".join(cell["source"]) for cell in cells).split())
+        for count, unit in re.findall(r"your own copy[^)]*about (an|\d+) (hour|minutes)\)", text):
+            minutes = 60 if unit == "hour" else int(count)
+            assert minutes == pytest.approx(chapter.exercise_minutes(), rel=0.15), chapter
+            found += 1
+    assert found >= 7
+
+
+def test_the_whole_is_the_sum() -> None:
+    reading, exercises = course.hours()
+    assert abs(reading - sum(chapter.minutes for chapter in course.CHAPTERS) / 60) <= 0.5
+    cards = [exercise.minutes for chapter in course.CHAPTERS for exercise in chapter.exercises()]
+    assert len(cards) >= 79 and abs(exercises - sum(cards) / 60) <= 0.5
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"{reading} hours of reading and {exercises} hours of exercises" in " ".join(readme.split())
 
 
 def test_available_are_those_with_a_notebook(clone: Path) -> None:

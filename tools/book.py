@@ -71,7 +71,7 @@ def chapter_page(chapter: Chapter) -> nbformat.NotebookNode:
     book = read("notebooks", chapter)
     cells = []
     for cell in book.cells:
-        cells.append(turn_links(cell))
+        cells.append(keep_alt(turn_links(cell)))
         if cell.cell_type == "code" and any(WIDGET in output.get("data", {}) for output in cell.outputs):
             cells.append(nbformat.v4.new_markdown_cell(PLAY.format(stem=chapter.stem)))
     book.cells = cells
@@ -99,6 +99,15 @@ def turn_links(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if "text/html" in data:
             html = re.sub(r'href="\.\./my_work/', 'href="../exercises/', data["text/html"])
             data["text/html"] = re.sub(rf'href="((?:\.\./\w+/)?(?:{stems}))\.ipynb"', r'href="\1.html"', html)
+    return cell
+
+
+def keep_alt(cell: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Give myst-nb the words for a cell's picture where it looks for them; it drops those of the output."""
+    for output in cell.get("outputs", ()):
+        alt = output.get("metadata", {}).get("image/png", {}).get("alt")
+        if alt:
+            cell.metadata["mystnb"] = {"image": {"alt": alt}}
     return cell
 
 

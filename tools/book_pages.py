@@ -12,7 +12,7 @@ from types import ModuleType
 
 import nbformat
 
-from amp_course.course import Chapter, available
+from amp_course.course import Chapter, available, hours
 from amp_course.kit.markup import plain_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,10 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
     for name in ("notebooks", "exercises", "api", "more"):
         (pages / name).mkdir(exist_ok=True)
     index = pages / "index.md"
-    index.write_text(index.read_text("utf-8").replace("CHAPTERS", chapter_table(chapters)), "utf-8")
+    text = index.read_text("utf-8").replace("CHAPTERS", chapter_table(chapters))
+    for word, count in zip(("READING", "EXERCISES"), hours(), strict=True):
+        text = text.replace(word, str(count))
+    index.write_text(text, "utf-8")
     stems = [chapter.stem for chapter in chapters]
     worked = [stem for stem in stems if (pages / "exercises" / f"{stem}.ipynb").is_file()]
     written = {
@@ -45,13 +48,24 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         "more/index": contents(
             "More",
             "Pictures, setting up, teaching, the wall, and what was measured.",
-            ["tour", "setup", "keyboard", "teaching", "sheet", "mistakes", "benchmarks", "machines", "elsewhere"],
+            [
+                "tour",
+                "setup",
+                "keyboard",
+                "notebook-ci",
+                "teaching",
+                "sheet",
+                "mistakes",
+                "benchmarks",
+                "machines",
+                "elsewhere",
+            ],
         ),
         "more/sheet": sheet_page(),
         "more/mistakes": mistakes_page(chapters),
         "more/benchmarks": outside_links(ROOT / "benchmarks" / "README.md"),
     }
-    for name in ("tour", "setup", "keyboard", "teaching", "machines", "elsewhere"):
+    for name in ("tour", "setup", "keyboard", "notebook-ci", "teaching", "machines", "elsewhere"):
         written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")  # fmt: skip
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
@@ -65,9 +79,14 @@ def contents(title: str, words: str, names: Sequence[str]) -> str:
 
 
 def chapter_table(chapters: Sequence[Chapter]) -> str:
-    """Return the chapters with their questions, as a table in Markdown."""
-    rows = [f"| {one.stem[:2]} | [{one.word}](notebooks/{one.stem}.ipynb) | {one.question} |" for one in chapters]
-    return "\n".join(["| | chapter | the question |", "|---|---|---|", *rows])
+    """Return the chapters with their questions and minutes, as a table in Markdown."""
+    rows = [
+        f"| {one.stem[:2]} | [{one.word}](notebooks/{one.stem}.ipynb) | {one.question} | {one.minutes} min "
+        f"| {one.exercise_minutes()} min |"
+        for one in chapters
+    ]
+    head = ["| | chapter | the question | reading | exercises |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def five_lines() -> Iterator[tuple[Chapter, str]]:

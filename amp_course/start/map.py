@@ -6,10 +6,14 @@ import html
 from urllib.parse import quote
 
 from amp_course.checking import progress
-from amp_course.course import CHAPTERS, Chapter, available
+from amp_course.course import CHAPTERS, Chapter, available, hours
 from amp_course.kit.paths import work_dir
 
 _ALL_SOLVED = "You have solved every exercise there is so far."
+
+
+def _whole() -> str:
+    return "The whole course: about {} hours of reading and {} hours of exercises.".format(*hours())
 
 
 def _title(chapter: Chapter) -> str:
@@ -41,21 +45,23 @@ class CourseMap:
         for chapter in CHAPTERS:
             solved, count = self.counts(chapter)
             state = f"{solved} of {count} solved" if chapter in self.ready else "in the making"
-            lines.append(f"{chapter.number:02d} {chapter.word:<12} {state:<16} {chapter.question}")
+            time = f"{chapter.minutes} + {chapter.exercise_minutes()} min"
+            lines.append(f"{chapter.number:02d} {chapter.word:<12} {state:<16} {time:<14}{chapter.question}")
         following = self.next()
         last = f"Next: {following.stem}.ipynb" if following else _ALL_SOLVED
-        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines, last])
+        return "\n".join([*([self.progress.note] if self.progress.note else []), *lines, _whole(), last])
 
     def _repr_html_(self) -> str:
         rows = "".join(self._row(chapter) for chapter in CHAPTERS)
         note = f"<p>{html.escape(self.progress.note)}</p>" if self.progress.note else ""
         head = "".join(
             f'<th style="text-align:left">{text}</th>'
-            for text in ("no.", "chapter", "the question", "minutes", "exercises")
+            for text in ("no.", "chapter", "the question", "reading", "exercises", "solved")
         )
         following = self.next()
         last = f'<b>Next:</b> <a href="{following.stem}.ipynb">{_title(following)}</a>' if following else _ALL_SOLVED
-        return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{last}</p>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"{note}{table}<p>{_whole()}</p><p>{last}</p>"
 
     def _row(self, chapter: Chapter) -> str:
         ready = chapter in self.ready
@@ -69,5 +75,6 @@ class CourseMap:
             if (work_dir() / f"{chapter.stem}.ipynb").is_file():
                 folder = quote(work_dir().name)
                 work += f' · <a href="../{folder}/{chapter.stem}.ipynb" aria-label="exercises of {_title(chapter)}">open</a>'
-        cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), str(chapter.minutes), work)
+        minutes = (f"{time} min" for time in (chapter.minutes, chapter.exercise_minutes()))
+        cells = (f"{chapter.number:02d}", name, html.escape(chapter.question), *minutes, work)
         return "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
