@@ -33,6 +33,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_addoption(parser, pluginmanager):
+    parser.addoption("--told", action="store_true", help="list what each wrong answer was told")
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds for each test; not kept, for want of pytest-timeout")
 
@@ -57,8 +58,10 @@ def one_thread():
         yield
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Tests leave their diagnoses as properties of their reports, which come in from other processes too."""
+    if not config.getoption("--told"):
+        return
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     told = sorted(
         value
@@ -67,8 +70,6 @@ def pytest_terminal_summary(terminalreporter):
         for name, value in report.user_properties
         if name == DIAGNOSIS
     )
-    if not told:
-        return
     terminalreporter.section(f"{len(told)} wrong answers and what each was told")
     for exercise, mistake, message in told:
         terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")
