@@ -60,7 +60,7 @@ def compare(dtype: torch.dtype | None, chosen: Any) -> dict[str, Any]:
         return []
 
     sides = {"step": Side(steps), "audit": Side(audits)}
-    in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds)
+    in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
     seconds = {name: spread(side.seconds_per_step) for name, side in sides.items()}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -51,7 +51,7 @@ def compare(block_format: BlockFormat, chosen: Any) -> dict[str, Any]:
         return []
 
     sides = {"course": Side(course), "gfloat": Side(block_by_block)}
-    in_turn(sides, [(x, x)], chosen.device, steps=chosen.steps, rounds=chosen.rounds)
+    in_turn(sides, [(x, x)], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
     per_number = {
         "course": [seconds / x.numel() for seconds in sides["course"].seconds_per_step],
         "gfloat": [seconds / some.size for seconds in sides["gfloat"].seconds_per_step],

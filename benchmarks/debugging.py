@@ -52,7 +52,9 @@ def compare(workload: Workload, chosen: Any) -> dict[str, Any]:
         "first_nonfinite": side(lambda model: Watch([model])),
         "watch_ranges": side(lambda model: watch_ranges(model, say=lambda text: None)),
     }
-    in_turn(sides, take_batches(workload), chosen.device, steps=chosen.steps, rounds=chosen.rounds)
+    in_turn(
+        sides, take_batches(workload), chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+    )
     same = len({tuple(one.losses) for one in sides.values()}) == 1
     return {
         "title": workload.title,

@@ -102,7 +102,7 @@ def try_planted(planted: Planted, chosen: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print; return 1 if fewer than nine of the ten causes are named first."""
-    chosen = arguments((__doc__ or "").split("\n")[0], rounds=3, steps=20, argv=argv)
+    chosen = arguments((__doc__ or "").split("\n")[0], rounds=3, steps=20, argv=argv, limited=False)
     warn_if_busy()
     record = Record("explain", machine_report(chosen.device), chosen)
     planted = record.data["planted"] = {}

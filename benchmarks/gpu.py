@@ -1,10 +1,11 @@
 """Record everything that a GPU adds, in one call: the report card, the loop next to its peers, recipes, rounding.
 
-Takes some minutes. Each part leaves its JSON in results/; the report card and the peers a picture as well. A part that fails or
+Each part leaves its JSON in results/; the report card and the peers a picture as well. A part that fails or
 lacks a library does not stop the others. Only torch, numpy, scikit-learn, scipy, matplotlib and tqdm are needed; the peers
 run if Accelerate or Lightning Fabric is installed.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu                 some minutes
+    python -m benchmarks.gpu --seconds 7     two to three
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def report_card(chosen: Any) -> int:
     device = chosen.device
     whole = [simple_net(device), digits_resnet(device), char_gpt(device)]
     workloads = workloads_for(device, tiny=True)[:1] if chosen.tiny else whole
-    card = make_report_card(device, workloads=workloads, max_seconds=RECIPE_SECONDS)
+    card = make_report_card(device, workloads=workloads, max_seconds=chosen.seconds or RECIPE_SECONDS)
     record = Record("report_card", machine_report(device), chosen)
     record.data["workloads"] = {name: [row.to_dict() for row in card.of(name)] for name in card.workloads()}
     record.data["paragraph"] = card.paragraph()
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     given = ["--rounds", str(chosen.rounds), "--steps", str(chosen.steps), "--out", str(chosen.out)]
+    if chosen.seconds:
+        given += ["--seconds", str(chosen.seconds)]
     given += ["--device", str(chosen.device), *(["--tiny"] if chosen.tiny else [])]
     parts: dict[str, Callable[[], int]] = {
         "report card": lambda: report_card(chosen),

@@ -32,6 +32,7 @@ from amp_course.speed.faults import keep_freed_memory, page_faults
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WARMUP_BLOCKS = 2  # of each side, before the first round: memory is allocated, kernels are chosen
+LEAST_ROUNDS = 3  # that are taken even if time is up
 BATCHES = 16  # held on the device and used again and again, so that no side's time is a data set's
 
 Batch = tuple[Tensor, Tensor]
@@ -53,17 +54,27 @@ class Side:
 
 
 def in_turn(
-    sides: Mapping[Any, Side], batches: Sequence[Batch], device: torch.device, *, steps: int, rounds: int
+    sides: Mapping[Any, Side],
+    batches: Sequence[Batch],
+    device: torch.device,
+    *,
+    steps: int,
+    rounds: int,
+    seconds: float | None = None,
 ) -> None:
     """Give each side a block of `steps` steps in each of `rounds` rounds; the times and losses are left in the sides.
+
+    No round begins after `seconds`, but LEAST_ROUNDS are taken.
 
     Every side is timed by the same clock, from idle device to idle device, around its whole block. A step that is not
     timed goes before each block, so that none finds the caches full of its predecessor's weights. The order moves on by
     one from round to round, and is reversed in every other one.
     """
     feeds = {name: itertools.cycle(batches) for name in sides}
-    names = list(sides)
+    names, start = list(sides), time.monotonic()
     for number in range(-WARMUP_BLOCKS, rounds):
+        if number >= LEAST_ROUNDS and seconds is not None and time.monotonic() - start > seconds:
+            return
         shift = number % len(names)
         order = names[shift:] + names[:shift]
         for name in reversed(order) if number % 2 else order:
@@ -115,12 +126,16 @@ def take_batches(workload: Workload) -> list[Batch]:
     return list(itertools.islice(workload.start(FP32).batches, BATCHES))
 
 
-def arguments(description: str, *, rounds: int, steps: int, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line that the benchmarks have in common."""
+def arguments(
+    description: str, *, rounds: int, steps: int, argv: Sequence[str] | None = None, limited: bool = True
+) -> argparse.Namespace:
+    """Read the command line that the benchmarks have in common; `--seconds` is for those that take turns by in_turn."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", type=torch.device, default=pick_device(), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=steps, help="steps in a turn (default: %(default)s)")
+    if limited:
+        parser.add_argument("--seconds", type=float, help="most seconds for one comparison (default: no limit)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (default: benchmarks/results)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     parser.add_argument("--usual-malloc", action="store_true", help="let malloc give freed memory back, as it does")
@@ -156,6 +171,7 @@ class Record:
                 "device": str(chosen.device),
                 "rounds": chosen.rounds,
                 "steps_per_block": chosen.steps,
+                "seconds": getattr(chosen, "seconds", None),
                 "warmup_blocks": WARMUP_BLOCKS,
                 "tiny": chosen.tiny,
                 "keeps_freed_memory": chosen.keeps_freed_memory,

@@ -22,7 +22,7 @@ from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time the launchers and write results/launchers-….json; --steps has no meaning here."""
-    chosen = arguments(__doc__.splitlines()[0], rounds=9, steps=1, argv=argv)
+    chosen = arguments(__doc__.splitlines()[0], rounds=9, steps=1, argv=argv, limited=False)
     chosen.device = torch.device("cpu")  # gloo, wherever this runs
     warn_if_busy()
     record = Record("launchers", machine_report(chosen.device), chosen)

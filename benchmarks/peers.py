@@ -198,7 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, build in BUILDERS.items()
         }
         with FP32.precision():  # the same fp32 for all: train() sets it for itself alone
-            in_turn(sides, take_batches(workload), device, steps=chosen.steps, rounds=chosen.rounds)
+            in_turn(
+                sides, take_batches(workload), device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds
+            )
         found: dict[str, Any] = {}
         print(
             f"\n{workload.title}: steps per second (time of a step), in {chosen.rounds} rounds of {chosen.steps} steps"

@@ -76,7 +76,7 @@ def compare(width: int, batch_size: int, dtype: torch.dtype, steps: int, chosen:
     sides = {name: side for name, (side, _) in made.items()}
     batches = [(pair[0], pair[1]) for pair in torch.randn(BATCHES, 2, batch_size, width, device=device)]
     with FP32.precision():
-        in_turn(sides, batches, device, steps=steps, rounds=chosen.rounds)
+        in_turn(sides, batches, device, steps=steps, rounds=chosen.rounds, seconds=chosen.seconds)
     (weights, state), (their_weights, their_state) = (end() for _, end in made.values())
     both = zip(sides["recipe"].seconds_per_step, sides["plain"].seconds_per_step, strict=True)
     return {

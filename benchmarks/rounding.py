@@ -82,7 +82,7 @@ def compare(fmt: FloatFormat, chosen: Any) -> dict[str, Any]:
         return Side(run)
 
     sides = {name: side(function) for name, function in functions.items()}
-    in_turn(sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds)
+    in_turn(sides, [x], chosen.device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
     gfloats = [name for name in sides if name.startswith("gfloat")]
     best = min(gfloats, key=lambda name: spread(sides[name].seconds_per_step)["median"], default=None)
     return {

@@ -90,7 +90,7 @@ def compare(workload: Callable[..., Any], chosen: Any) -> dict[str, Any]:
     made = {name: workload(make, size, device) for name, make in SCALERS.items()}
     sides = {name: side for name, (side, _) in made.items()}
     batches = [tuple(torch.randn(2, 32, size[0], device=device)) for _ in range(BATCHES)]
-    in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds)
+    in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
     (tensors, state), (their_tensors, their_state) = (end() for _, end in made.values())
     cost = spread(speed_ratio(sides["torch"], sides["course"]))  # above 1, the course's takes longer
     return {

@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for recipe in recipes:
             sides = {"bare": bare(workload.start(recipe), device), "train": course(workload.start(recipe), device)}
             with FP32.precision():
-                in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds)
+                in_turn(sides, batches, device, steps=chosen.steps, rounds=chosen.rounds, seconds=chosen.seconds)
             step = spread(sides["bare"].seconds_per_step)
             found[recipe.name] = {
                 "bare_seconds_per_step": step,

@@ -41,6 +41,10 @@ WARNINGS = [
 ]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--told", action="store_true", help="list what each wrong answer was told")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config):
     """Set what pyproject.toml must not: pytest reads that for the notebooks too, with no pytest-timeout."""
@@ -76,8 +80,10 @@ def one_thread():
         yield
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Tests leave their diagnoses as properties of their reports, which come in from other processes too."""
+    if not config.getoption("--told"):
+        return
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     told = sorted(
         value
@@ -86,8 +92,6 @@ def pytest_terminal_summary(terminalreporter):
         for name, value in report.user_properties
         if name == DIAGNOSIS
     )
-    if not told:
-        return
     terminalreporter.section(f"{len(told)} wrong answers and what each was told")
     for exercise, mistake, message in told:
         terminalreporter.write_line(f"{exercise} / {mistake}\n    {message}")

@@ -45,6 +45,22 @@ def test_what_is_on_demand_runs_only_if_it_is_named(check, capfd):
     assert "== six: the sixth (1 of 1" in capfd.readouterr().out
 
 
+def test_dots_are_not_printed_and_what_failed_is(check, capfd):
+    lines = [
+        "bringing up nodes...",
+        "..s.F    [ 50%]",
+        "....",
+        "= FAILURES =",
+        "",
+        "E  1 == 2",
+        "1 failed, 8 passed in 3 s",
+    ]
+    check.PARTS["three"] = ("the third", ["-c", f"print(*{lines}, sep='\\n'); raise SystemExit(1)"])
+    assert check.main(["three"]) == 1
+    heading, *out = capfd.readouterr().out.splitlines()
+    assert heading.startswith("== three") and out[:4] == lines[3:]
+
+
 def test_an_unknown_part_is_refused_and_the_parts_are_listed(check, capfd):
     assert check.main(["one", "five"]) == 2
     out, err = capfd.readouterr()

@@ -5,10 +5,12 @@ is named, `make test ARGS="slow solutions"` or `make test-classroom`; `.ci/run` 
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -47,7 +49,7 @@ PARTS = {
     ),
     "browser": (
         "the reader's way in JupyterLab, and a look at every panel",
-        pytest("-v", "--dist", "worksteal", "-m", "browser and not slow", "-rs", "tests/browser"),
+        pytest("-q", "--dist", "worksteal", "-m", "browser and not slow", "-rs", "tests/browser"),
     ),
 }
 ON_DEMAND = {
@@ -66,12 +68,31 @@ ON_DEMAND = {
 }
 
 
+# pytest's lines of dots, which are as many as the tests, and what pytest-xdist says before them
+DOTS = re.compile(r"[.sxXFE]+ *(\[ *\d+%\])?|bringing up nodes\.\.\.")
+
+
 def run(arguments: list[str], environment: dict[str, str], hold: bool = False) -> tuple[int, float, str]:
     """Run Python with the arguments; return its exit code, its seconds, and what it printed if that is to be held back."""
     start = time.monotonic()
-    held = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if hold else {}
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, **held)
-    return done.returncode, time.monotonic() - start, done.stdout or ""
+    held = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, *arguments], errors="replace", **held) as process:
+        printed = process.stdout.read() if hold else show(process.stdout)
+    return process.returncode, time.monotonic() - start, printed
+
+
+def show(lines: Iterable[str]) -> str:
+    """Print lines as they come, those of dots as a percentage that moves on, and nowhere but on a terminal."""
+    moving = ""
+    for line in lines:
+        dots = DOTS.fullmatch(line.rstrip())
+        if not dots:
+            print("\r" * bool(moving) + line, end="", flush=True)
+            moving = ""
+        elif dots[1] and sys.stdout.isatty():
+            moving = dots[1]
+            print(f"\r{moving}", end="", flush=True)
+    return ""
 
 
 def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], list[str]]:

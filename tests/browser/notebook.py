@@ -1,13 +1,26 @@
 """Use a notebook in JupyterLab as a person does: menus, keys, and looking at what is there.
 
-Nothing here sleeps: each step waits for what a person would wait to see.
+Nothing here sleeps: each step waits for what a person would wait to see. JupyterLab can take the focus from one key to the next,
+most of all on a busy machine, so each key is sent to its element, and what a lost focus undoes is tried again.
 """
 
 import time
+from collections.abc import Callable
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Error, Locator, Page, expect
 
 MINUTE = 60_000
+SOON = 15_000  # milliseconds that one try may wait
+
+
+def try_again(page: Page, action: Callable[[], None], tries: int = 5) -> None:
+    """Do what a lost focus can undo; if it fails, close what it has opened and do it again."""
+    for _ in range(tries - 1):
+        try:
+            return action()
+        except (AssertionError, Error):
+            page.keyboard.press("Escape")
+    action()
 
 
 def open_notebook(page: Page, url: str) -> None:
@@ -44,10 +57,15 @@ def _wait_for_the_last(page: Page) -> None:
     expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=10 * MINUTE)
 
 
-def choose(page: Page, menu: str, entry: str) -> None:
-    """Choose an entry of the menu bar."""
-    page.get_by_role("menubar").get_by_text(menu, exact=True).click()
-    page.get_by_text(entry, exact=True).click()
+def choose(page: Page, menu: str, *entries: str) -> None:
+    """Choose an entry of the menu bar: "Run", "Run All Cells"."""
+
+    def action() -> None:
+        page.get_by_role("menubar").get_by_text(menu, exact=True).click()
+        for entry in entries:
+            page.get_by_text(entry, exact=True).click(timeout=SOON)
+
+    try_again(page, action)
 
 
 def code_cells(page: Page) -> Locator:
@@ -70,18 +88,15 @@ def cell_with(page: Page, text: str) -> Locator:
 
 
 def retype(page: Page, cell: Locator, text: str) -> None:
-    """Replace a cell's code by typing, and run it."""
-    cell.locator(".cm-content").click()
-    page.keyboard.press("Control+A")
-    page.keyboard.type(text)
-    page.keyboard.press("Shift+Enter")
+    """Replace a cell's code, and run it."""
+    cell.locator(".cm-content").fill(text)
+    cell_with(page, text.splitlines()[0]).locator(".cm-content").press("Shift+Enter")
 
 
 def press(page: Page, control: Locator, *keys: str) -> None:
     """Reach a control and press keys on it."""
-    control.focus()
     for key in keys:
-        page.keyboard.press(key)
+        control.press(key)
 
 
 def choose_next(page: Page, menu: Locator) -> None:
@@ -93,9 +108,13 @@ def save(page: Page) -> None:
     """Save the notebook, and wait until it is saved: the mark on its tab goes."""
     changed = page.locator("#jp-main-dock-panel .lm-TabBar-tab.jp-mod-dirty")
     expect(changed).to_have_count(1)
-    page.keyboard.press("Escape")
-    page.keyboard.press("Control+S")
-    expect(changed).to_have_count(0)
+
+    def action() -> None:
+        page.keyboard.press("Escape")
+        page.keyboard.press("Control+S")
+        expect(changed).to_have_count(0, timeout=SOON)
+
+    try_again(page, action)
 
 
 def settle(page: Page) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.notebook import settle
+from tests.browser.notebook import choose, settle
 
 WIDTHS = (1500, 1000)
 THEMES = {"Light": "", "Dark": "_dark"}
@@ -37,7 +37,5 @@ def picture(page: Page, path: Path, width: int) -> None:
 
 def use_theme(page: Page, name: str) -> None:
     """Choose a theme from the menu."""
-    page.get_by_role("menubar").get_by_text("Settings", exact=True).click()
-    page.get_by_text("Theme", exact=True).click()
-    page.get_by_text(name, exact=True).click()
+    choose(page, "Settings", "Theme", name)
     expect(page.locator("body")).to_have_attribute("data-jp-theme-name", name)

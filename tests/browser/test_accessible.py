@@ -3,7 +3,7 @@
 import nbformat
 from playwright.sync_api import expect
 
-from tests.browser.notebook import errors, open_notebook, run_all
+from tests.browser.notebook import errors, open_notebook, press, run_all, save
 
 CELLS = [
     "from amp_course.kit.style import new_figure\nnew_figure(2, 1, alt='A line that rises & \"falls\".')[0]",
@@ -29,18 +29,13 @@ def test_figures_have_alt_texts_and_sliders_have_names(lab, page):
     panel = page.get_by_role("group", name="Which ones survive?")
     spread = panel.get_by_role("slider", name="spread")
     expect(spread).to_have_attribute("aria-description", "how wide")
-    spread.focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowLeft")
+    press(page, spread, *["ArrowLeft"] * 3)
     expect(spread).to_have_attribute("aria-valuetext", "3.70")  # as it is shown, and no 3.7000000000000006
     expect(page.get_by_role("textbox", name="spread")).to_have_text("3.70")
     rate = page.get_by_role("slider", name="rate")
-    rate.focus()
-    page.keyboard.press("ArrowRight")
+    press(page, rate, "ArrowRight")
     expect(rate).to_have_attribute("aria-valuetext", "0.01")
 
-    page.keyboard.press("Escape")
-    page.keyboard.press("Control+S")
-    expect(page.locator(".jp-mod-current .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty")).to_have_count(0)
+    save(page)
     page.reload()  # stored outputs, no kernel needed
     expect(picture).to_have_attribute("alt", 'A line that rises & "falls".', timeout=60_000)

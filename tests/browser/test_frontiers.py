@@ -33,9 +33,9 @@ def test_block_explorer_answers(lab, page, portray):
     press(page, outlier, "End")
     expect(outlier).to_have_attribute("aria-valuetext", "1,000 σ")
     expect(verdict).to_contain_text("all of its 31 neighbours became 0")
-    page.keyboard.press("Home")
+    press(page, outlier, "Home")
     expect(verdict).to_contain_text("it sets no scale")
-    page.keyboard.press("End")
+    press(page, outlier, "End")
 
     # Into the other block.
     press(page, place, "Home")

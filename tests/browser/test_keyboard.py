@@ -4,7 +4,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.browser.notebook import MINUTE, errors
+from tests.browser.notebook import MINUTE, SOON, errors, try_again
 
 # Trusted events come from a device. Enter on a link makes a click, too, but one of no button: its detail is 0.
 LISTEN = """
@@ -42,13 +42,18 @@ def tab_to(page, target):
     press_until(page, "Tab", lambda: target.evaluate("element => element === document.activeElement"))
 
 
-def command(page, name):
-    """Run a command by its name, from JupyterLab's list of all commands."""
-    page.keyboard.press("Control+Shift+C")
-    expect(page.locator(".lm-CommandPalette-input")).to_be_focused()
-    page.keyboard.type(name)
-    expect(page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(name)
-    page.keyboard.press("Enter")
+def command(page, name, effect):
+    """Run a command by its name, from JupyterLab's list of all commands, and wait for its effect, which gets the focus."""
+
+    def action():
+        page.keyboard.press("Control+Shift+C")
+        expect(page.locator(".lm-CommandPalette-input")).to_be_focused(timeout=SOON)
+        page.keyboard.insert_text(name)  # all at once: letters that the list loses would be commands to the notebook
+        expect(page.locator(".lm-CommandPalette-item.lm-mod-active")).to_contain_text(name, timeout=SOON)
+        page.keyboard.press("Enter")
+        expect(effect).to_be_focused(timeout=SOON)
+
+    try_again(page, action)
 
 
 def expect_notebook(page, path):
@@ -72,9 +77,9 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     expect_notebook(page, "notebooks/02_underflow.ipynb")
 
     # Run it all.
-    command(page, "Restart Kernel and Run All Cells")
-    expect(page.get_by_role("button", name="Confirm Kernel Restart")).to_be_focused()
-    page.keyboard.press("Enter")
+    confirm = page.get_by_role("button", name="Confirm Kernel Restart")
+    command(page, "Restart Kernel and Run All Cells", confirm)
+    confirm.press("Enter")
     prompts = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputPrompt")
     expect(prompts.last).to_have_text("[*]:")
     expect(prompts.last).to_have_text(f"[{prompts.count()}]:", timeout=3 * MINUTE)
@@ -86,14 +91,15 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     panel = page.get_by_role("group", name="RangeExplorer")
     status = panel.get_by_role("status")
     told = page.locator(".amp-announcer")
-    tab_to(page, panel.get_by_role("combobox", name="format"))
-    page.keyboard.press("ArrowUp")
-    expect(panel.get_by_role("combobox", name="format")).to_have_value("bf16")
+    chosen, centre = panel.get_by_role("combobox", name="format"), panel.get_by_role("slider", name="centre, 2 to the")
+    tab_to(page, chosen)
+    chosen.press("ArrowUp")
+    expect(chosen).to_have_value("bf16")
     expect(told).to_contain_text("normal 100.0 %")
-    page.keyboard.press("ArrowDown")
+    chosen.press("ArrowDown")
     expect(told).to_contain_text("lost 10.8 %")
-    tab_to(page, panel.get_by_role("slider", name="centre, 2 to the"))
-    page.keyboard.press("ArrowLeft")
+    tab_to(page, centre)
+    centre.press("ArrowLeft")
     expect(status).to_contain_text(re.compile(r"lost 1[5-9]\.\d %"))
     expect(told).to_contain_text(re.compile(r"lost 1[5-9]\.\d %"))
     page.keyboard.press("Escape")
@@ -108,6 +114,7 @@ def test_a_chapter_from_its_start_to_a_correct_exercise(lab, quick_page):
     # Run down to the first blank, fill it in, and run that.
     press_until(page, "Shift+Enter", lambda: page.locator(ACTIVE).filter(has_text="def smallest_step").count())
     page.keyboard.press("Enter")
+    expect(page.locator(f"{ACTIVE} .cm-content")).to_be_focused()
     for key in ("Control+Home", "ArrowDown", "ArrowDown", "End", "Enter"):
         page.keyboard.press(key)
     page.keyboard.type(

@@ -27,9 +27,9 @@ def test_scale_explorer_answers(lab, page, portray):
     expect(panel.locator(".widget-readout")).to_have_text("20")
     expect(panel.get_by_text("is useful")).to_be_visible()
     expect(picture_of_scales).to_have_attribute("aria-label", re.compile(r"now at 2\^20; useful: 2\^\d+ to 2\^\d+"))
-    page.keyboard.press("End")
+    press(page, slider, "End")
     expect(panel.get_by_text("is too large")).to_be_visible()
-    page.keyboard.press("Home")
+    press(page, slider, "Home")
     expect(panel.get_by_text("is too small")).to_be_visible()
 
     # Another format, by keyboard. bf16 needs no scale.

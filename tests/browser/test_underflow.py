@@ -38,7 +38,7 @@ def test_range_explorer_answers(lab, page, portray):
     # The loss scale brings it back.
     press(page, panel.get_by_role("slider").nth(2), "End")
     expect(status).to_contain_text(re.compile(r"lost (0\.0|< 0\.1) %"))
-    page.keyboard.press("Home")
+    press(page, panel.get_by_role("slider").nth(2), "Home")
     expect(status).to_contain_text(f"lost {lower['lost']}")
 
     # Another format, by mouse: the picture covers its whole range.
