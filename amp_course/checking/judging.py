@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -146,7 +147,10 @@ class Judge:
         if mine[-1].again and (other := self._first_difference(mine[-1:], mine[:1])[1]):
             seen = self._seen(other, mine[0], mine[-1]) if place else seen  # place 0: the first time is no measure
             return Wrong(_and_then(_REMEMBERS, f"{seen[:1].upper()}{seen[1:]}"), REMEMBERS)
-        return Wrong(seen)
+        earlier = self._earlier(facet, mine, right, place)
+        return Wrong(
+            _and_then(seen, f"You give the same {earlier}: does something last from call to call?") if earlier else seen
+        )
 
     def turns(self, answer: Any, seed: int) -> list[Turn]:
         """Play an answer on what a seed draws, and return all its turns."""
@@ -196,6 +200,23 @@ class Judge:
                     return place, facet
         return 0, ""
 
+    def _earlier(self, facet: str, mine: list[Turn], right: list[Turn], place: int) -> str:
+        """Return an earlier case with the same result, where another one is right: it may be kept from there, or constant."""
+        if (
+            not 0 < place < min(len(mine), len(right))
+            or facet not in mine[place].facets.keys() & right[place].facets.keys()
+        ):
+            return ""
+        got, want = mine[place].facets[facet], right[place].facets[facet]
+        if not _is_telling(got):
+            return ""
+        for one, other in zip(mine[:place], right, strict=False):
+            same = alike(one.facets.get(facet, MISSING), got, self.tolerance)
+            told = one.case.startswith(("for ", "with "))  # not "at step 2", where it may depend on steps before
+            if same and told and not alike(other.facets.get(facet, MISSING), want, self.tolerance):
+                return one.case
+        return ""
+
     def _does_the_same(self, turns: Iterable[Turn], mine: list[Turn], names: list[str]) -> bool:
         """Tell whether a mistake does what the answer did on every turn, in the facets `names` and in all clues."""
         for one, other in itertools.zip_longest(mine, turns, fillvalue=Turn("", {})):
@@ -223,6 +244,15 @@ class Judge:
             return told
         seen = self._seen(facet, wanted, here)
         return _and_then(told, f"{seen[0].upper()}{seen[1:]}")
+
+
+def _is_telling(value: Any) -> bool:
+    """Return True for a result that two cases hardly have in common by chance."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() > 1 and bool(value.isfinite().all()) and len(value.unique()) > 1
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_telling, value))
+    return isinstance(value, float) and math.isfinite(value) and math.frexp(value)[0] not in (0.0, 0.5, -0.5)
 
 
 def _once(turns: Iterable[Turn]) -> Iterator[Turn]:

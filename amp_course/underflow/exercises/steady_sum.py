@@ -48,12 +48,13 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         equal = torch.full((many, 1, 1), 1.234375 if dtype == torch.bfloat16 else 1.216796875, dtype=torch.float64)
         falling = torch.where(place < 100, 8.0, 0.08).double()
         one_of_many = torch.zeros(5000, 1, 1).index_fill(
-            0, torch.tensor([1234]), 0.001
+            0, torch.tensor([4321]), 0.001
         )  # fp16 rounds their mean by a tenth
         few = torch.tensor([[[7.0, 1]], [[-2, 9]], [[5, 4]], [[11, -3]], [[1, 8]], [[-6, 2]], [[4, 13]]])
         cases = {
             f"for one term of {name}": torch.tensor([[[3.0, -0.5]]]),
             f"for 7 terms of {name}": few * size,
+            f"for 7 other terms of {name}": few.flip(0) * few * size,
             f"for 5 terms of {name} and shape ()": few[2:, 0, 0],
             f"for 501 terms of {name} that nearly cancel": torch.cat([signs, 12 - signs.sum(dim=0, keepdim=True)]),
             f"for {many:,} terms of {name}": torch.cat([0.7 + like_noise / 4, equal, falling, -equal / 8], dim=2),
