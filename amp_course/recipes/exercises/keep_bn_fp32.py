@@ -17,7 +17,7 @@ keep_bn_fp32 = Exercise(
     importance=4, minutes=12, lines=10,
     task="Write `keep_bn_fp32(model)`: every batch norm keeps its float32 parameters and statistics unchanged, every other "
     "floating-point parameter and buffer becomes fp16, and the model takes float32 batches, or ids, as a loader gives them. "
-    "Return the model, not a wrapper around it.",
+    "Convert the model in place and return it: no copy, and no wrapper around it.",
     hints=(
         "What do BatchNorm1d, 2d, 3d and SyncBatchNorm have in common? And what does a module hold that is not a parameter?",
         "All are `nn.modules.batchnorm._BatchNorm`. `module.parameters(recurse=False)` and `named_buffers(recurse=False)` are "
@@ -77,7 +77,9 @@ class Net(nn.Module):
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """See what a model holds after the conversion, then what it makes of vectors and of ids, in training mode."""
+    """See what a model holds after the conversion, and what it makes of vectors and of ids, in training mode; then convert
+    another.
+    """
     generator, model = torch.Generator().manual_seed(draw.getrandbits(31)), Net()
     for name, (one, module) in _held(model).items():  # as after a training: no fp16 numbers, and variances beyond fp16
         if one.is_floating_point():
@@ -97,7 +99,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             facets[group][name], right_state = _state(now[name][0], before), _state(wanted, before)
             faults[group] += _fault(f"`{name}` ({type(module).__name__})", facets[group][name], right_state)
     norms = [(one.eps, one.momentum, one.track_running_stats) for one in got.modules() if isinstance(one, _BatchNorm)]
-    modes = {MODE: all(one.training for one in got.modules())}
+    modes = {MODE: all(one.training for one in got.modules()), SAME: got is model}
     yield Turn("", {**facets, "(eps, momentum, track_running_stats) of a batch norm": norms, **modes},
                {"seen": next((fault for group in faults.values() for fault in group), "")})  # fmt: skip
     ids = torch.randint(0, 10, (12, 4), generator=generator)
@@ -110,6 +112,12 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         except Exception as error:
             result = f"raises {signature(error)}"
         yield Turn("", {RUN: result}, {"batch": what})
+    other = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    got = call_answer(answer, "for a second model", other)
+    dtypes = (
+        ", ".join(show_value(one.dtype) for one in other.parameters()) if got is other else "those of another model"
+    )
+    yield Turn("for a second model, a batch norm and a linear layer", {"the dtypes of its parameters": dtypes})
 
 
 def _state(now: Tensor, before: Tensor) -> tuple[str, str, bool]:
@@ -137,11 +145,17 @@ def _held(model: nn.Module) -> dict[str, tuple[Tensor, nn.Module]]:
 
 
 NORMS, BUFFERS = "if isinstance(module, _BatchNorm):", "if buffer.is_floating_point():"
-HOOK, RUN, MODE = "model.register_forward_pre_hook(_to_half)", "what the model makes of a batch", "the mode"
+HOOK, RUN, MODE, SAME = (
+    "model.register_forward_pre_hook(_to_half)",
+    "what the model makes of a batch",
+    "the mode",
+    "which model",
+)
 NORM, REST, LOST = "the batch norms", "the rest of the model", "what the model has lost"
 SAID = {
     LOST: "the model that you return has no `{got}`. A wrapper changes the names in a `state_dict`: return the model itself",
     NORM: "{seen}", REST: "{seen}", RUN: "given {batch}, the model {got}", MODE: "a module is in eval mode: keep all in training",
+    SAME: "you return another model than the one that you were given",
 }  # fmt: skip
 KINDS = "`isinstance(module, nn.modules.batchnorm._BatchNorm)` finds BatchNorm1d, 2d, 3d, SyncBatchNorm and subclasses"
 
@@ -167,6 +181,10 @@ keep_bn_fp32.judge_by(
                 told="a buffer of whole numbers became fp16, and counters must stay integers. Ask `buffer.is_floating_point()`"),
         Mistake("leaf modules only", edits={NORMS: "if isinstance(module, _BatchNorm) or list(module.children()):"},
                 told="what modules with children hold themselves was left out: go through all, with `recurse=False`. {seen}"),
+        Mistake("a copy", breaks="no copy", answer=lambda model: right(copy.deepcopy(model)),
+                told="the model that you return is a copy. Whoever holds the model that you were "
+                "given, an optimizer for one, "
+                "still has the old one: convert that in place, and return it"),
         Mistake("batch not cast", breaks="takes float32 batches", edits={HOOK: "pass"},
                 told="a batch still arrives in float32. Return it cast from a hook: `model.register_forward_pre_hook(hook)`"),
         Mistake("ids cast", breaks="or ids",

@@ -77,9 +77,18 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Train a Linear, whose first gradient can overflow alone, and so can its last, in a model whose buffer comes first."""
-    generator, model = torch.Generator().manual_seed(draw.getrandbits(31)), nn.Sequential(nn.Linear(16, 5))
-    began, steps, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
+    """Train a Linear, whose first gradient can overflow alone, and so can its last, in a model whose buffer comes first.
+
+    Then start to train a second one.
+    """
+    generator = torch.Generator().manual_seed(draw.getrandbits(31))
+    yield from _train(answer, draw, generator, steps=7)
+    yield from _train(answer, draw, generator, steps=1, which=" of a second `HalfTrainer`, for another model")
+
+
+def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = "") -> Iterator[Turn]:
+    model = nn.Sequential(nn.Linear(16, 5))
+    began, used, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
     model.register_buffer("mean_loss", torch.zeros(()))
     for p in model.parameters():  # fp16 numbers, so that masters made before `half()` equal those made after
         p.data = (torch.rand(p.shape, generator=generator) - 0.5).half().float()
@@ -87,7 +96,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
         sgd = torch.optim.SGD(parameters, lr=2.0**-7, momentum=0.5)  # with powers of two, any order is exact
         sgd.register_step_pre_hook(lambda *_: missing.append(sum(m.grad is None for m in masters)))
-        sgd.register_step_pre_hook(lambda *_: steps.append(flat(m * 0 if m.grad is None else m.grad for m in masters)))
+        sgd.register_step_pre_hook(lambda *_: used.append(flat(m * 0 if m.grad is None else m.grad for m in masters)))
         masters[:] = sorted((p for group in sgd.param_groups for p in group["params"]), key=lambda m: -m.numel())
         return sgd
 
@@ -108,22 +117,22 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         }  # fmt: skip
 
     trainer = call_answer(answer, "in `HalfTrainer(model, make_optimizer)`", model, make_optimizer)
-    yield Turn("before the first step", weights())
+    yield Turn(f"before the first step{which}", weights())
     if list(weights().values()) != ["float16", "float16", 85, 0, "float32", "training"]:
         return  # whatever follows is only a consequence
-    for number in range(7):
+    for number in range(steps):
         what, inputs, targets, scale = batch_of(number, draw, generator)
-        case, began[:], steps[:], missing[:] = f"at step {number + 1}, {what}", [], [], []
+        case, began[:], used[:], missing[:] = f"at step {number + 1}{which}, {what}", [], [], []
         got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
         taken = read_bool(got, case, subject="`step` returned")
         now, own = flat(masters), flat(model.parameters())
         yield Turn(case, {
             **weights(),
             **({"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}),
-            "the number of optimizer steps": len(steps),
+            "the number of optimizer steps": len(used),
             NO_GRADIENT: sum(missing),
-            "the masters' gradient at the step": list(steps),
-            "the masters' gradients for the inputs of about 2^-22": [one[:80].view(5, 16)[:, 8:] for one in steps],
+            "the masters' gradient at the step": list(used),
+            "the masters' gradients for the inputs of about 2^-22": [one[:80].view(5, 16)[:, 8:] for one in used],
             "the masters after the step": now,
             "the number of model weights that differ from their rounded masters": int((own != now.half()).sum()),
             "what `step` returns": taken,
@@ -158,7 +167,9 @@ o2_by_hand.judge_by(
         Mistake("unscaled in fp16", edits={UNSCALE: "master.grad = (p.grad / scale).float()"},
                 told="the gradients were divided in fp16, which loses the small ones. Cast first: `p.grad.float() / scale`"),
         Mistake("not cleared after a skipped step", edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
-                told="after a skipped step, later ones are skipped too. Clear the model's gradients, and any flag, each time"),
+                told="after a skipped step, later ones are skipped too: clear the model's "
+                "gradients in each step, skipped or not, and "
+                "keep no flag from step to step"),
         Mistake("model's gradients never cleared", edits={CLEAR: "self.optimizer.zero_grad()"},
                 told="the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only the masters"),
         Mistake("not cleared after a step that is taken", edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
@@ -173,6 +184,10 @@ o2_by_hand.judge_by(
                 told="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient first"),
         Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
                 told="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every `p.grad`"),
+        Mistake("looks at a norm", edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
+                told="a step was skipped although every gradient is finite: the norm or the sum "
+                "of fp16 gradients can be inf "
+                "where none of them is. Test each element, by `p.grad.isfinite().all()`"),
         Mistake("looks for NaN only", breaks="inf or NaN",
                 edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
                 told="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),

@@ -42,12 +42,15 @@ def float_around(norm):
     return norm.register_forward_hook(lambda module, args, output: output.half())
 
 
+FIRST: dict = {}
 RIGHT = {
     "restores": restores,
-    "`_apply` on a copy": lambda model: takes_floats(applied(copy.deepcopy(model))),
+    "`_apply`": lambda model: takes_floats(applied(model)),
     "fp32 around norms": lambda model: [*map(float_around, norms_of(model))] and right(model),
 }
 WRONG = {
+    "`_apply` on a copy": (lambda model: takes_floats(applied(copy.deepcopy(model))), "a copy"),
+    "the first model again": (lambda model: FIRST.setdefault("model", right(model)), None),
     "half, then float": (lambda m: [n.float() for n in norms_of(m.half())] and m, "through fp16 and back"),
     "BatchNorm2d only, batch not cast": (lambda model: applied(model, nn.BatchNorm2d), "BatchNorm2d only"),
     "new statistics": (lambda m: [n.reset_running_stats() for n in norms_of(m)] and right(m), None),

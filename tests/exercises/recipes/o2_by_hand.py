@@ -1,5 +1,7 @@
 """Answers to `o2_by_hand`, written without a look at its table of mistakes."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -41,7 +43,20 @@ hooks = {MAKE: f"{MAKE}\nfor p, master in zip(model.parameters(), self.masters):
 
 own_gradients = edited(Plain, {BACKWARD: f"model = self.model\n{GRADS}"})
 RIGHT = {"plain": Plain, "`autograd.grad`": own_gradients, "hooks, leaves early": edited(Plain, leaves_early | hooks)}
+
+
+class OneListForAll(Plain):
+    masters: ClassVar[list] = []
+
+    def __init__(self, model, make_optimizer):
+        self.masters += [p.detach().clone() for p in model.parameters()]
+        self.model, self.optimizer = model.half(), make_optimizer(self.masters)
+
+
+SUM = "taken = sum(p.grad.sum() for p in own).isfinite()"
 WRONG = {
+    "masters of the class": (OneListForAll, None),
+    "the sum is finite": (edited(Plain, {TAKEN: SUM}), "looks at a norm"),
     "renews masters": (edited(Plain, {STEP: f"self.masters[0].data = own[0].data.float()\n{STEP}"}), None),
     "outputs stay fp16": (edited(Plain, {BACKWARD: f"{IN_HALF}\n{BACKWARD}"}), "loss in fp16"),
     "misses -inf": (edited(Plain, {TAKEN: NOT_MINUS_INF}), None),
