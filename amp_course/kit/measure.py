@@ -6,8 +6,8 @@ function; `StepTimer` inside a training loop, on CUDA by events, which cost the 
 use torch.utils.benchmark.
 
 On a machine that other programs keep busy, a time says more about them than about the code. Linux counts how
-long each thread waits for a CPU, and `CpuWait` reads that, so that whoever claims something from a time can
-ask `too_busy` first.
+long each thread waits for a CPU. `CpuWait` reads that; code that claims something from a time asks `too_busy`
+first.
 """
 
 import multiprocessing

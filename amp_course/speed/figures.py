@@ -66,6 +66,7 @@ _TICKS = (
     8,
     10,
 )  # of speed-ups
+_IN_A_ROW = 5  # marks in the strip
 _WIDE_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LEGEND: dict[str, Any] = {
     "fontsize": 8,
@@ -87,20 +88,23 @@ def roofline_figure(roofline: Roofline, ops: Sequence[PlacedOps]) -> Figure:
         f"{', '.join(f'{bound} {_percent(share)}' for bound, share in bounds.items())}."
     )
     figure, axis = new_figure(7.6, 4.2, alt=alt)
-    draw_roofs(axis, roofline)
+    draw_roofs(axis, roofline, "no FLOPs counted:\nplace and height\nmean nothing", STRIP_END)
     floor = min([axis.get_ylim()[0], *(op.flops_per_second / 3 for op in ops if op.flops)])
     axis.set_ylim(floor, None)
+    top = axis.get_ylim()[1]
     moved = sorted((op for op in ops if not op.flops), key=lambda op: [*KINDS].index(op.kind))
     for op in ops:
         marker, colour = KINDS[op.kind]
-        x = op.intensity or in_strip((moved.index(op) + 0.5) / len(moved))
-        y = max(op.flops_per_second or x * op.bytes_per_second, 1.3 * floor)  # ops on single numbers are far below
+        x, y = op.intensity, op.flops_per_second
+        if not op.flops:  # in rows, from the bottom
+            row, place = divmod(moved.index(op), _IN_A_ROW)
+            x, y = in_strip((place + 0.5) / _IN_A_ROW), floor * (top / floor) ** (0.06 + 0.09 * row)
         axis.scatter(x, y, 16 + 420 * op.share, colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
     handles = [
         Line2D([], [], ls="", marker=KINDS[kind][0], color=KINDS[kind][1], label=kinds[kind]) for kind in present
     ]
     figure.legend(handles=handles, **_LEGEND)
-    under = "FLOPs per second; a larger mark takes more of the time; ops without FLOPs stand side by side, at the left"
+    under = "FLOPs per second; a larger mark takes more of the time"
     title(axis, f"Where the ops of a step land: {roofline.name}", under)
     return figure
 
@@ -141,19 +145,28 @@ def op_figure(roofline: Roofline, sides: Sequence[Predicted], title_text: str) -
     return figure
 
 
-def draw_roofs(axis: Axes, roofline: Roofline) -> None:
-    """Draw the roof of each format with its ridge, and the strip for ops whose FLOPs are not counted."""
+def draw_roofs(
+    axis: Axes,
+    roofline: Roofline,
+    strip: str = "no FLOPs counted:\nthe slope is the\nmemory's speed",
+    start: float = LEAST,
+) -> None:
+    """Draw the roof of each format with its ridge, and the strip for ops whose FLOPs are not counted.
+
+    strip: what is written in it; start: where the roofs begin, in FLOPs per byte
+    """
     top = max(roofline.peak_flops.values())
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlim(LEAST, MOST)
     axis.set_ylim(LEAST * roofline.bandwidth / 60, 4 * top)
     axis.axvspan(LEAST, STRIP_END, color="#f0f0f0", lw=0)
-    axis.text(LEAST * 1.15, 2 * top, "no FLOPs\ncounted", fontsize=7, color=INK, va="center")
+    axis.text(LEAST * 1.1, 3 * top, strip, fontsize=6.5, color=INK, va="top")
     for names in same_height(roofline):
         fmt, peak, ridge = names[0], roofline.peak_flops[names[0]], max(roofline.ridge(names[0]), LEAST)
         look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
-        axis.plot([LEAST, ridge, MOST], [roofline.attainable(x, fmt) for x in (LEAST, ridge, MOST)], lw=1.6, **look)
+        roof = (min(start, ridge), ridge, MOST)
+        axis.plot(roof, [roofline.attainable(x, fmt) for x in roof], lw=1.6, **look)
         axis.plot([ridge], [peak], "o", ms=4, mfc="white", color=FORMAT_COLOURS[fmt])
         axis.text(MOST, peak * 1.08, roof_label(roofline, names), fontsize=8, ha="right", va="bottom", color=INK)
     axis.set_xticks([2**n for n in range(-2, 15, 2)], ["¼", *(f"{2**n:,}" for n in range(0, 15, 2))])
@@ -240,7 +253,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
         axis.plot(quartiles, [row, row], color=COLOURS[one.recipe.name], lw=6, alpha=0.35, solid_capstyle="butt")
         for value, marker, name in (
-            (one.ceiling, "|", "ceiling: matmuls alone"),
+            (one.ceiling, "|", "ceiling: if only the matmuls changed"),
             (one.predicted, "D", "predicted from the ops"),
             (one.measured, "o", "measured, of the fastest steps; bar: from quartile to quartile"),
         ):

@@ -98,8 +98,8 @@ def _roofline_picture(roofline: Roofline, sides: Sequence[Predicted]) -> str:
         f'<rect x="{_LEFT}" y="{_TOP}" width="{strip - _LEFT:.1f}" height="{_FLOOR - _TOP}" fill="{GRID}" opacity="0.35"/>'
     ]
     parts += [
-        text(_LEFT + 4, _TOP + 14, "no FLOPs", size=11, fill=FAINT),
-        text(_LEFT + 4, _TOP + 27, "counted", size=11, fill=FAINT),
+        text(_LEFT + 4, _TOP + 13 * (number + 1), words, size=10, fill=FAINT)
+        for number, words in enumerate(("no FLOPs counted:", "the slope is the", "memory's speed"))
     ]
     for power in range(math.ceil(floor), math.floor(top) + 1):
         parts.append(line(_LEFT, down(10**power), _RIGHT, down(10**power), stroke=GRID, width=0.5))
