@@ -51,7 +51,7 @@ def mismatch_figure(found: Sequence[Mismatch]) -> Figure:
     curves.set_xscale("log")
     curves.set_xlabel("|log p(training) − log p(inference)|", fontsize=8)
     curves.legend(fontsize=8, frameon=False)
-    title(curves, "A token", "share of tokens whose log-ratio is at least so large")
+    title(curves, "A token", "share of tokens whose log-ratio is at least this large")
     dots.axhline(1, color=FAINT, lw=0.8)
     dots.set_xticks(range(len(formats)), formats, fontsize=8)
     dots.ticklabel_format(axis="y", useOffset=False)

@@ -44,7 +44,7 @@ def loss_figure(runs: Sequence[Run]) -> Figure:
         )  # fmt: skip
     axis.set_xlabel("step", fontsize=8)
     axis.legend(fontsize=8, frameon=False, title="the last 20 steps", title_fontsize=8, alignment="left")
-    title(axis, "Loss", "mean of 10 steps")
+    title(axis, "Training loss", "mean of 10 steps")
     return figure
 
 
@@ -89,6 +89,7 @@ def gradient_error_figure(errors: Sequence[GradientError]) -> Figure:
         axis.plot(one.single, -place, "o", mfc="white", mec=colour, ms=7, mew=1.4)
         axis.plot(one.mean, -place, "o", color=colour, ms=4)
     axis.set_xlim(left=0)
+    axis.set_ylim(0.5 - len(errors), 0.5)
     axis.set_yticks([-place for place in range(len(errors))], [one.variant for one in errors], fontsize=8)
     axis.grid(axis="x", color=FAINT, alpha=0.25, lw=0.6)
     title(
