@@ -29,6 +29,7 @@ _SETTINGS = (
     "hosts",
     "ssl/certs",
 )
+_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")  # Ubuntu 23.10 and later
 _COURSE = ("amp_course", "notebooks", "exercises", "solutions", "pyproject.toml")
 
 
@@ -49,8 +50,12 @@ def missing() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not run here ({error})"
+    if tried.returncode == 0:
+        return None
     said = tried.stderr.strip().split("\n")[-1]
-    return None if tried.returncode == 0 else f"bubblewrap does not run here ({said})"
+    if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1":
+        return f"AppArmor forbids bubblewrap here ({said}); docs/teaching.md says how to allow it"
+    return f"bubblewrap does not run here ({said})"
 
 
 def command(

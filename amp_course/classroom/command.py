@@ -9,7 +9,7 @@ from amp_course.classroom import gradebook, grading
 from amp_course.classroom.folder import ClassFolder, create
 from amp_course.classroom.names import printable
 from amp_course.classroom.report import report
-from amp_course.classroom.report_page import index, page, table
+from amp_course.classroom.report_page import FLAG, index, page, table
 from amp_course.kit.errors import CourseError
 from amp_course.kit.files import write_text
 
@@ -33,6 +33,8 @@ def grade(folder: str, chapters: Sequence[str], jobs: int | None, again: bool) -
         raise
     for assignment in dict.fromkeys(result.assignment for result in results):
         print(f"\n{_table([result for result in results if result.assignment == assignment])}")
+    if any(not result.sandboxed for result in results):
+        print("\nWITHOUT A SANDBOX: these submissions ran with your rights. The first line says why.")
     if results:
         print(f"\nThe points are in {place.gradebook}. `amp-course classroom report {folder}` makes the class's page.")
 
@@ -70,6 +72,8 @@ def _table(results: Sequence[grading.Result]) -> str:
             f"{'!' if answer.state == 'correct' and not answer.points else signs.get(answer.state, '–'):<{len(str(number)) + 1}}"
             for number, answer in enumerate(result.answers, 1)
         )
-        lines.append(f"{printable(result.student)[:width]:<{width}}  {result.points:>6g}  {marks}".rstrip())
+        points = f"{result.points:>6g}{FLAG if result.withheld else ' '}"
+        lines.append(f"{printable(result.student)[:width]:<{width}}  {points} {marks}".rstrip())
     key = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
-    return "\n".join([*lines, f"✓ solved, ✗ not yet, ○ not attempted, – no verdict, ! points withheld; {key}"])
+    words = "✓ solved, ✗ not yet, ○ not attempted, – no verdict, ! points withheld"
+    return "\n".join([*lines, f"{words}, {FLAG} for you to review; {key}"])

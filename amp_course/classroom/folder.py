@@ -22,7 +22,7 @@ from amp_course.kit.paths import course_root
 _MARK = "class.json"
 
 CONFIG = """\
-# For nbgrader's own commands (`nbgrader formgrader`, `nbgrader generate_feedback 06_loop`, …), run in this folder.
+# For nbgrader's own commands and for formgrader: run `nbgrader generate_feedback 06_loop` or `jupyter lab` in this folder.
 c = get_config()  # noqa: F821
 c.CourseDirectory.course_id = "amp_course"
 c.ClearSolutions.code_stub = {"python": "# your code here"}
@@ -39,7 +39,7 @@ README = """\
 | names, if you want them on your page | `students.csv`, with the columns `id,name` |
 | grade it | `amp-course classroom grade THIS_FOLDER` |
 | the class's page | `amp-course classroom report THIS_FOLDER`, then open `report/index.html` |
-| points and all else that nbgrader keeps | `gradebook.db`; `nbgrader formgrader` shows it |
+| points and all else that nbgrader keeps | `gradebook.db`; run `jupyter lab` in this folder and open `/formgrader` to see it |
 | feedback for the students | `nbgrader generate_feedback 06_loop`, then `feedback/STUDENT/06_loop/06_loop.html` |
 
 Grade with `amp-course classroom grade`, not with `nbgrader autograde`. It repairs submissions that would stop nbgrader, and runs
@@ -47,7 +47,7 @@ each in a fresh kernel, which (where bubblewrap is installed) sees neither this 
 process that no cell of the submission has touched. `source/` holds the answers: do not hand it out.
 
 The solutions of the exercises are part of the course, and your students can read them. The points say who has worked through a
-chapter; they are no examination.
+chapter; they are not an exam.
 """
 
 

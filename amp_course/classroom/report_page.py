@@ -14,6 +14,7 @@ from amp_course.classroom.names import printable
 from amp_course.classroom.report import ClassReport, ExerciseReport, MistakeMet, was_graded
 from amp_course.kit.markup import inline_html
 
+FLAG = "⚑"  # on a student whose points are withheld
 _FEW = 3  # fewer than these are known by their numbers
 _SIGNS = {
     "correct": ("✓", "solved"),
@@ -66,7 +67,32 @@ def index(reports: Sequence[ClassReport]) -> str:
         f'<th scope="col">{head}</th>' for head in ("chapter", "submissions", "points", "teach next", "more")
     )
     body = f"<h1>Your class</h1>{_wide('chapters')}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    return _document("Your class", body, False)
+    return _document("Your class", body + "".join(_all_chapters(reports)), False)
+
+
+def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
+    """Yield the table of all students, those too who handed in nothing, with their points in each chapter."""
+    results = {(one.student, found.chapter.stem): one for found in reports for one in found.results}
+    names = {student: name for found in reports for student, name in found.names.items()}
+    students = sorted({student for student, _ in results} | set(names))
+    of = {found.chapter.stem: sum(one.of for one in found.results[0].answers) for found in reports}
+    yield f"<h2>Who has how many points</h2>{_wide('points of each student in each chapter')}<table><thead><tr>"
+    yield '<th scope="col">student</th>'
+    yield "".join(f'<th scope="col" class="number">{stem}<br>of {most}</th>' for stem, most in of.items())
+    yield f'<th scope="col" class="number">all<br>of {sum(of.values())}</th></tr></thead><tbody>'
+    for student in students:
+        total, cells = 0.0, []
+        for found in reports:
+            result = results.get((student, found.chapter.stem))
+            total += found.points_of(result) if result else 0
+            cells.append("–" if result is None else f"{found.points_of(result):g}{_flag(result)}")
+        yield f'<tr><th scope="row">{html.escape(printable(names.get(student) or student))}</th>'
+        yield "".join(f'<td class="number">{cell}</td>' for cell in [*cells, f"{total:g}"]) + "</tr>"
+    yield f'</tbody></table></div><p class="soft">– nothing handed in. {FLAG} points withheld, for you to review.</p>'
+
+
+def _flag(result: Result) -> str:
+    return f' <span class="state withheld">{FLAG} review</span>' if result.withheld else ""
 
 
 def _next_in_words(found: ClassReport) -> str:
@@ -78,7 +104,7 @@ def table(found: ClassReport) -> str:
     names = [one.exercise.name for one in found.exercises]
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
-    write(["id", "name", "points", "of", *names, *(f"{name}: mistake" for name in names), "hints", "remarks"])
+    write(["id", "name", "points", "of", *names, *(f"{name}: mistake" for name in names), "hints", "review", "remarks"])
     for result in found.results:
         by_name = {answer.exercise.split(".")[1]: answer for answer in result.answers}
         answers = [by_name.get(name) for name in names]
@@ -91,6 +117,7 @@ def table(found: ClassReport) -> str:
         row += [one.state if one else "" for one in answers] + [(one.mistake or "") if one else "" for one in answers]
         row += [
             sum(history.get("hints", 0) for history in result.history.values()),
+            "yes" if result.withheld else "",
             "; ".join([*result.withheld, *result.findings]),
         ]
         write([_harmless(value) if isinstance(value, str) else value for value in row])
@@ -108,7 +135,7 @@ def _teach_next(found: ClassReport) -> Iterator[str]:
         return
     yield '<ol class="next">'
     for one in found.teach_next:
-        yield f"<li><h3>{_title(one)}</h3><p>{one.solved} of {one.students} solved it. {inline_html(one.exercise.why)}</p>"
+        yield f"<li><h3>{_title(one)}</h3><p>{one.solved} of {one.students} solved it.</p>"
         if one.mistakes:
             first = one.mistakes[0]
             told = f"<b>{inline_html(first.name)}</b>. {_sentence(first)}"
@@ -170,7 +197,8 @@ def _students(found: ClassReport) -> Iterator[str]:
     for result in found.results:
         by_id = {answer.exercise: answer for answer in result.answers}
         of = sum(answer.of for answer in result.answers)
-        yield f'<tr><th scope="row">{_who(found, result)}</th><td class="number">{found.points_of(result):g} of {of}</td>'
+        points = f"{found.points_of(result):g} of {of}"
+        yield f'<tr><th scope="row">{_who(found, result)}{_flag(result)}</th><td class="number">{points}</td>'
         yield "".join(f"<td>{_state(by_id.get(one.exercise.id))}</td>" for one in found.exercises) + "</tr>"
     yield "</tbody></table></div>"
     if found.missing:

@@ -12,10 +12,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from amp_course.classroom import bubblewrap, gradebook
+from amp_course.classroom import bubblewrap, command, gradebook
 from amp_course.classroom.folder import ClassFolder
 from amp_course.classroom.grading import Result, grade
 from amp_course.classroom.job import Limits
+from amp_course.classroom.report_page import FLAG
 from amp_course.course import Chapter
 from tests.classroom.students import hand_in, notebook, right_answers
 
@@ -94,6 +95,7 @@ REPLACES |= {
 def test_what_replaces_its_judge_earns_nothing(place: ClassFolder, loop: Chapter, what: str) -> None:
     result = graded(place, loop, answer="add_autocast = 3", first=REPLACES[what])
     assert result.points == 0 and "it replaced part of what judges it" in result.withheld[0]
+    assert f"mallory       0{FLAG} " in command._table([result])
     with gradebook._open(place.root) as (book, _):
         assert book.find_submission("06_loop", "mallory").needs_manual_grade
 

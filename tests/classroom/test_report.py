@@ -14,12 +14,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.classroom import command
+from amp_course.classroom.assignment import named
 from amp_course.classroom.folder import ClassFolder
 from amp_course.classroom.grading import Answer, Result
 from amp_course.classroom.report import ClassReport, report
-from amp_course.classroom.report_page import index, page, table
+from amp_course.classroom.report_page import FLAG, index, page, table
 from amp_course.course import Chapter
 from amp_course.kit.errors import CourseError
+from amp_course.kit.markup import inline_html
 from tests.classroom.students import hand_in
 from tests.kit.test_escaping import Page
 
@@ -157,6 +159,38 @@ def test_points_that_are_withheld_are_shown_as_such(found: ClassReport, loop: Ch
         report(loop, [dataclasses.replace(right, answers=none, withheld=("it replaced x",))], {}), projected=False
     )
     assert shown.count("! points withheld") == 6
+
+
+def test_a_cheater_is_flagged_wherever_their_name_is(found: ClassReport, loop: Chapter) -> None:
+    """Though what they handed in is blank, and no exercise says that points are withheld."""
+    blank = tuple(
+        dataclasses.replace(one, points=0.0, state="not attempted") for one in result(loop, "dora", {}).answers
+    )
+    cheater = dataclasses.replace(result(loop, "dora", {}), answers=blank, withheld=("it replaced x",))
+    flagged = report(loop, [result(loop, "ada", {}), cheater], {})
+    for text in (page(flagged, projected=False), index([flagged])):
+        rows = re.findall(r"<tr>.*?</tr>", text.replace("\n", " "))
+        assert [FLAG in row for row in rows if 'scope="row">dora' in row] == [True]
+        assert not any(FLAG in row for row in rows if 'scope="row">ada' in row)
+    assert FLAG not in page(flagged, projected=True)
+    assert [row["review"] for row in csv.DictReader(io.StringIO(table(flagged)))] == ["", "yes"]
+
+
+def test_what_to_teach_next_has_no_praise(found: ClassReport) -> None:
+    for text in (page(found, False), page(found, True)):
+        teach = text.split("What to teach next")[1].split("<h2>")[0]
+        assert "2 of 4 solved it.</p>" in teach
+        assert not any(inline_html(one.exercise.why) in teach for one in found.exercises)
+
+
+def test_students_by_chapters(found: ClassReport, loop: Chapter) -> None:
+    start = named("start")
+    more = report(start, [result(start, "bo", {}), result(start, "eve", {})], {"bo": "Bo", "zoe": "Zoë"})
+    text = index([more, dataclasses.replace(found, names={})]).split("Who has how many points")[1]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    assert rows[0] == ["student", "00_start<br>of 1", "06_loop<br>of 13", "all<br>of 14"]
+    assert ["Bo", "1", "11", "12"] in rows and ["eve", "1", "–", "1"] in rows and ["Zoë", "–", "–", "0"] in rows
+    assert len(rows) == 1 + 6
 
 
 @pytest.mark.slow
