@@ -10,6 +10,7 @@ import torch
 from amp_course.bits import FP16, decode, encode, ulp
 from amp_course.bits.exercises import ALL, decode_fp16, encode_fp16, find_ulp, round_bf16
 from amp_course.checking.differences import show_number
+from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
 
 def test_decoding_is_asked_of_every_pattern():
@@ -77,6 +78,7 @@ ODD = {
 }
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("given", ODD.values(), ids=ODD.keys())
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
 def test_odd_returns_are_told_clearly(exercise, given):

@@ -6,10 +6,12 @@ import torch
 from amp_course.scaler.exercises import ALL, clip_scaled, scaler_class, unscale_and_check, update_rule
 from amp_course.scaler.exercises.scaler_class import MyScaler
 from amp_course.scaler.exercises.static_scaling import Fp16Model
+from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
 ODD = [None, "text", 3, 2.5, True, [], {}, (1, 2), object(), torch.ones(2, 2), torch.tensor(3), torch.tensor(1j)]
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
 def test_odd_returns_are_told_in_words(exercise, odd):
@@ -18,6 +20,7 @@ def test_odd_returns_are_told_in_words(exercise, odd):
     assert "Traceback" not in outcome.message
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
 @pytest.mark.parametrize("method", ["scale", "get_scale", "state_dict"])
 def test_odd_returns_of_a_scaler_are_told_in_words(method, odd):
@@ -26,6 +29,7 @@ def test_odd_returns_of_a_scaler_are_told_in_words(method, odd):
     assert outcome.state == "not yet" and len(outcome.message) > 20
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("odd", [None, "text", [], (1, 2), torch.ones(2, 2), torch.tensor(1j)], ids=str)
 def test_odd_norms_after_a_right_step_are_told_in_words(odd):
     def odd_norm(*arguments):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from amp_course.underflow.exercises import ALL, lost_fraction, smallest_step, steady_sum, stochastic_rounding
+from tests.exercises.conftest import draw  # noqa: F401, a fixture: it plays what is ours once
 
 ODD = [
     None,
@@ -22,6 +23,7 @@ ODD = [
 ]
 
 
+@pytest.mark.usefixtures("draw")
 @pytest.mark.parametrize("exercise", ALL, ids=lambda exercise: exercise.name)
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__ + str(odd)[:9])
 def test_odd_returns_are_told_in_words(exercise, odd):
