@@ -29,7 +29,7 @@ def of_all(kind: str) -> list[Any]:
     return [
         pytest.param(exercise, label, answer, id=f"{exercise.id}-{label}")
         for exercise in EXERCISES
-        for label, answer in getattr(answers(exercise), kind).items()
+        for label, answer in getattr(answers(exercise), kind, {}).items()
     ]
 
 
@@ -89,6 +89,17 @@ def test_wrong_answer_is_told_nothing_false(exercise: Exercise, label: str, case
     outcome = exercise.check(answer)
     record_property(DIAGNOSIS, (exercise.id, label, outcome.message))
     assert outcome.state == "not yet" and outcome.mistake == mistake, outcome.message
+
+
+@pytest.mark.usefixtures("draw")
+@pytest.mark.parametrize(("exercise", "label", "case"), of_all("SIBLINGS"))
+def test_an_answer_that_does_what_a_mistake_does_and_is_spelt_otherwise(
+    exercise: Exercise, label: str, case: Any
+) -> None:
+    """A story tells the effect: it is told to every answer that behaves like the mistake, and must be true of each."""
+    answer, mistake, false = case  # the words that would be false of this answer
+    outcome = exercise.check(answer)
+    assert outcome.mistake == mistake and false not in outcome.message, outcome.message
 
 
 @each_exercise

@@ -82,7 +82,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     for number, gradient in enumerate(gradients):
         yield Turn(f"at step {number + 1}", {"the gradient": gradient})
     yield Turn("after three steps", {"the weights": weights})
-    if not isinstance(got, Iterable):
+    if not isinstance(got, Iterable) or isinstance(got, Iterator):
         raise Wrong("your function has to return a list of losses, one for each batch")
     losses = list(got)
     kinds = {type(loss).__name__ for loss in losses if not isinstance(loss, numbers.Real)}

@@ -151,6 +151,9 @@ safe_function.judge_by(
         Mistake("returns the dtype of x", edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"dtype = x.dtype\n{FLOAT}",
                 RESULT: f"return ({RESULT[7:]}).to(dtype)", LOAD: f"{LOAD}\ngrad = grad.float()"},
                 told="the distances are cast back to the dtype of x: return them in float32"),
+        Mistake("keeps the points outside of ctx", edits={SAVE: "SafeDistances.kept = x, c", LOAD: "x, c = SafeDistances.kept"},
+                told="where the Function is called several times before `backward()`, the gradients are computed from the points "
+                "of another call: keep each call's own points in `ctx`"),
         Mistake("no gradient for c", edits={RETURN: "return grad_x, None"},
                 told="no gradient reaches c: backward returns one for each input of forward"),
     ],

@@ -129,6 +129,8 @@ safe_loss.judge_by(
                 told="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
         Mistake("a column of logits", edits={LOGIT: "logits = head(features)"},
                 told="the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits"),
+        Mistake("squeezes the batch away", edits={LOGIT: "logits = head(features).squeeze()"},
+                told="in a batch of one, the batch is lost with the last dimension: squeeze that one alone, `squeeze(-1)`"),
         Mistake("all pairs", edits={LOSS: "loss = (F.softplus(logits.float()) - logits.float() * targets[:, None]).mean()"},
                 told="(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the shape (batch,)"),
         Mistake("logits for probabilities", breaks="return the probabilities", edits={RETURN: "return logits, loss"},

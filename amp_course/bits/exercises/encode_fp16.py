@@ -126,6 +126,6 @@ encode_fp16.judge_by(
         Mistake("NaN is zero", breaks="any Python float", edits={NAN: "return 0"},
                 told="NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for example"),
         Mistake("through fp32", breaks="Round only once", answer=lambda value: right(torch.tensor(value).item()),
-                told="a number just off a tie is taken for one: it went through fp32 first. Round the float itself"),
+                told="a number just off a tie is taken for one: as if it had gone through fp32 first. Round the float itself"),
     ],
 )  # fmt: skip

@@ -86,7 +86,8 @@ exact_alibi.judge_by(
         Mistake("keeps the dtype of the slopes", breaks="in float32 or bf16", edits={START: "pass"},
                 told="bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end comes too late"),
         Mistake("a matmul", breaks="under autocast too", edits={BIAS: MATMUL},
-                told="the product is a matmul. Autocast runs it in bf16, and no cast restores the digits: multiply elementwise"),
+                told="under autocast the product comes out in bf16, as a matmul does, and no cast restores the digits: multiply "
+                "elementwise"),
         Mistake("rounds the slopes to bf16", breaks="any slopes", edits={START: "slopes = slopes.bfloat16().float()"},
                 told="the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes as they are"),
         Mistake("positive", edits={RETURN: "return -bias"},

@@ -103,7 +103,8 @@ repair_rope.judge_by(
         Mistake("as given", breaks="float32, bf16 and fp16", edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
                 told="positions, frequencies and angles are as given: compute them in float32, with no matmul, and cast last"),
         Mistake("a matmul", breaks="under bf16 autocast", edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
-                told="autocast runs your matmul in bf16. Multiply elementwise, or switch autocast off for `x.device.type`"),
+                told="under autocast the angles come out in bf16, as a matmul's do. Multiply elementwise, or switch autocast off "
+                "for `x.device.type`"),
         Mistake("casts the position ids", edits={ANGLES: LOW_ANGLES},
                 told="the position ids are cast to the dtype of x, where neighbours become one: use `positions.float()`"),
         Mistake("computes the frequencies in the dtype of x", edits=LOW_FREQUENCIES,

@@ -123,8 +123,8 @@ clip_scaled.judge_by(
                 told="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
         Mistake("reads a generator twice", breaks="may be a generator",
                 edits={CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"},
-                told="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it is used up once the "
-                "norm is computed. Begin with `parameters = list(parameters)`, or leave norm and clipping to `clip_grad_norm_`"),
+                told="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it can be read only "
+                "once. Begin with `parameters = list(parameters)`, or leave norm and clipping to `clip_grad_norm_`"),
         Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
                 told="gradients below the limit were made larger: clip only if the norm exceeds it"),
         Mistake("clips values", edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},

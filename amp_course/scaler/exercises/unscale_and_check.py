@@ -95,7 +95,7 @@ MISSES = {
 unscale_and_check.judge_by(
     right=right, play=play, mistakes=[
         Mistake("new tensors", breaks="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
-                told="the gradients are unchanged: `gradient / scale` is a new tensor. Use `parameter.grad.div_(scale)`"),
+                told="the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or assign the quotient"),
         Mistake("stops at the first parameter", breaks="divide every gradient",
                 edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
                 told="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
@@ -117,7 +117,7 @@ unscale_and_check.judge_by(
         Mistake("checks a sum or a norm", edits=_finds("not g.sum().isfinite()"),
                 told="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no limit"),
         Mistake("the last gradient decides", edits={FIND: FIND.replace("found or ", "")},
-                told="only the last gradient counts: each one overwrites `found`. Write `found = found or …`"),
+                told="only the last gradient counts: keep what an earlier one has found, `found = found or …`"),
         Mistake("the other way round", edits={RETURN: "return not found"},
                 told="the answer is the wrong way round: return True if there is inf or NaN"),
     ],

@@ -126,7 +126,7 @@ lost_fraction.judge_by(
         Mistake("through float32", breaks="in float32 or float64", edits={SIZE: SIZE.replace("there", "there.float()")},
                 told="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
         Mistake("casts to fmt.dtype", breaks="torch has no dtype for", edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
-                told="torch has no dtype for {name}: `fmt.dtype` is None there, and `.to(None)` rounds nothing. Use `round_to`"),
+                told="in {name} nothing is rounded: torch has no dtype for it, so `fmt.dtype` is None there. Use `round_to`"),
         Mistake("an earlier tensor's",
                 answer=lambda x, fmt: right(x / SMALLER if fmt == FP16 and 1 < x.abs().max() < 32 else x, fmt),
                 told="{case}, you return the fractions of an earlier tensor, which had that shape: look at the numbers on every "

@@ -41,3 +41,16 @@ WRONG = {
     "unchanged": (float, "returns the value"),
     "a 17th bit": (lambda value: by_struct(value) + 0x8000 * (value < 0), None),
 }
+
+
+def nearly_ties(value):
+    nearest = by_struct(value)
+    if math.isfinite(value) and nearest & 0x7FFF < 0x7C00:
+        near, sign = GRID[nearest & 0x7FFF], nearest & 0x8000
+        for other in {max((nearest & 0x7FFF) - 1, 0), (nearest & 0x7FFF) + 1}:
+            if math.isclose(abs(value) - near, GRID[other] - abs(value), rel_tol=1e-4) and other % 2 == 0:
+                return sign + other
+    return nearest
+
+
+SIBLINGS = {"takes what is nearly a tie for one": (nearly_ties, "through fp32", "it went through fp32")}

@@ -30,3 +30,14 @@ WRONG = {
     "bf16 ids, positive": (lambda s, q, k: -plain(s, q.bfloat16().double(), k.bfloat16().double()).float(), None),
     "cdist": (lambda s, q, k: -s.float().view(-1, 1, 1) * torch.cdist(q.float()[:, None], k.float()[:, None]), None),
 }
+
+
+def coarse_under_autocast(slopes, queries, keys):
+    def rounds(values):
+        return values.bfloat16() if torch.is_autocast_enabled("cpu") else values.float()
+
+    distance = rounds(queries[:, None] - keys).float()
+    return rounds(-rounds(slopes).float()[:, None, None] * distance)
+
+
+SIBLINGS = {"rounded where autocast is on": (coarse_under_autocast, "a matmul", "is a matmul")}

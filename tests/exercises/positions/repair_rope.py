@@ -32,3 +32,18 @@ WRONG = {
     "x itself at 0": (lambda x, ids: by_complex_numbers(x, ids) if ids.any() else x, None),
     "in bf16": (lambda x, ids: by_complex_numbers(x.bfloat16(), ids).to(x.dtype), "rounds to 16 bits on the way"),
 }
+
+
+def coarse_under_autocast(x, positions):
+    def rounds(values):
+        return values.bfloat16().float() if torch.is_autocast_enabled("cpu") else values.float()
+
+    half = x.shape[-1] // 2
+    frequencies = 10_000.0 ** (-torch.arange(half).float() / half)
+    angles = rounds(rounds(positions)[:, None] * rounds(frequencies))
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+SIBLINGS = {"rounded where autocast is on": (coarse_under_autocast, "a matmul", "your matmul")}

@@ -54,3 +54,19 @@ WRONG = {
     "divides the weights": (edited(by_hand, {CLIP: CLIP.replace("grad", "data")}), "no clipping"),
     "huge, not inf": (lambda *args: min(float(scaled_norm(*args)), 3e38), None),
 }  # fmt: skip
+
+
+def counts_first(loss, parameters, optimizer, scaler, max_norm):
+    if len([*parameters]) == 0:
+        raise ValueError("no parameters")
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.get_total_norm(grads)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+SIBLINGS = {"a generator used up by counting": (counts_first, "reads a generator twice", "once the norm is computed")}

@@ -43,3 +43,10 @@ WRONG = {
     "sum after unscaling": (lambda o, s: foreach(o, s, lambda g: not g.sum().isfinite()), "checks a sum or a norm"),
     "any, early": (lambda o, s: any(foreach(o, s, which=slice(n, n + 1)) for n in range(4)), "returns before the rest"),
 }
+SIBLINGS = {
+    "looks at the last gradient only": (
+        lambda o, s: bool([g.div_(s) for g in gradients(o)]) and not gradients(o)[-1].isfinite().all(),
+        "the last gradient decides", "overwrites",
+    ),
+    "never divides": (lambda o, s: any(not g.isfinite().all() for g in gradients(o)), "new tensors", "is a new tensor"),
+}  # fmt: skip

@@ -38,3 +38,9 @@ WRONG = {
     "float32 first": (lambda x, fmt: one_by_one(x.float(), fmt), None),
     "a cast": (lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype)), "casts to fmt.dtype"),
 }
+SIBLINGS = {
+    "a cast, to float64 without a dtype": (
+        lambda x, fmt: one_by_one(x, fmt, 1, lambda numbers, fmt: numbers.to(fmt.dtype or torch.float64).double()),
+        "casts to fmt.dtype", ".to(None)",
+    ),
+}  # fmt: skip
