@@ -6,6 +6,7 @@ import random
 import pytest
 
 from amp_course.speed.exercises import name_bottleneck
+from amp_course.speed.exercises.name_bottleneck import recounted
 from amp_course.speed.traces import BOTTLENECKS, CURES, FP32, Step, Trace, draw_step, example_traces, run, trace_rows
 
 SEEDS = range(100)
@@ -34,6 +35,33 @@ def test_times_add_up_and_the_cure_of_the_bottleneck_helps_most(kind, misleading
         assert name_bottleneck.judge.right(trace) == kind, seed
         if kind in ("fp32", "memory"):
             assert (trace.largest[0] == FP32) == ((kind == "fp32") != misleading), seed
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("kind", BOTTLENECKS)
+def test_other_numbers_of_kernels_and_reads_leave_the_bottleneck_clear(kind, few):
+    for seed in SEEDS[::5]:
+        draw = random.Random(seed)
+        step = draw_step(kind, draw, misleading=few)
+        other = recounted(step, kind, draw, few=few)
+        kernels = run(other).kernels
+        assert kernels < 0.9 * run(step).kernels if few else kernels > 1.5 * run(step).kernels
+        after = {name: run(cure(other)).step_ms for name, cure in CURES.items()}
+        assert all(after[kind] * 1.5 < time for name, time in after.items() if name != kind), seed
+        busy = run(other).busy_ms / run(other).step_ms
+        assert busy > 0.9 if kind in ("fp32", "memory") else busy < 0.45  # whatever limit one takes
+
+
+def test_no_number_of_kernels_or_reads_tells_the_bottleneck():
+    traces = []
+    for kind in BOTTLENECKS:
+        for few in (True, False):
+            draw = random.Random(3)
+            traces.append((kind, run(recounted(draw_step(kind, draw, misleading=few), kind, draw, few=few))))
+    for count in ("kernels", "reads"):
+        in_order = [kind for kind, _ in sorted(traces, key=lambda one: getattr(one[1], count))]
+        best = max(sum(kind == name for kind in half) for half in (in_order[:5], in_order[5:]) for name in BOTTLENECKS)
+        assert best < 2, count
 
 
 def test_the_examples_have_one_bottleneck_each():

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer
-from amp_course.speed.traces import BOTTLENECKS, FP32, Trace, draw_step, example_traces, run, scaled
+from amp_course.speed.traces import (
+    BOTTLENECKS,
+    FP32,
+    SYNC,
+    Step,
+    Trace,
+    draw_step,
+    example_traces,
+    run,
+    scaled,
+)
 
 name_bottleneck = Exercise(
     chapter="speed", name="name_bottleneck", number=5, title="Name the bottleneck", difficulty=3, importance=5, minutes=15,
@@ -43,14 +53,39 @@ def _idle(trace: Trace) -> bool:
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, slower or faster."""
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, slower or faster.
+
+    Of each kind, one drawn trace has few kernels, and one has many; the numbers of reads differ as much.
+    """
     cases = {f"for trace {name}": trace for name, trace in example_traces().items()}
     for number, (kind, misleading) in enumerate(itertools.product(BOTTLENECKS, (True, False)), 1):
-        step = draw_step(kind, draw, misleading=misleading)
+        step = recounted(draw_step(kind, draw, misleading=misleading), kind, draw, few=misleading)
         cases[f"for drawn trace {number}"] = run(scaled(step, 10 ** draw.uniform(-1.0, 1.0)))
     for case, trace in cases.items():
         got = call_answer(answer, case, dataclasses.replace(trace))  # a copy: the examples are everybody's
         yield Turn(case, {"the bottleneck": _read(got, case)}, _facts(trace))
+
+
+def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
+    """Return a step that takes as long, with few or with many kernels and reads: no count tells its bottleneck `kind`.
+
+    Short kernels are joined by threes, or each is split into three; the longest ones stay.
+    """
+    longest, kernels = max(time for _, time in step.kernels), list[tuple[str, float]]()
+    for name in dict.fromkeys(name for name, _ in step.kernels):
+        times = [time for one, time in step.kernels if one == name]
+        short = [time for time in times if time < longest / 5]
+        parts = [sum(short[at : at + 3]) for at in range(0, len(short), 3)] if few else [t / 3 for t in short] * 3
+        kernels += [(name, time) for time in (*parts, *(time for time in times if time >= longest / 5))]
+    draw.shuffle(kernels)
+    reads = draw.randint(40, 60) if not few else draw.randint(6, 9) if kind == SYNC else draw.randint(1, 3)
+    return Step(
+        step.load_ms,
+        tuple(kernels),
+        step.launch_ms * len(step.kernels) / len(kernels),
+        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early: the queue is full later
+        step.read_ms * len(step.reads) / reads,
+    )
 
 
 def _read(got: Any, case: str) -> str:
@@ -144,14 +179,17 @@ name_bottleneck.judge_by(
                 else "sync" if right(trace) == "data" else right(trace),
                 told="the GPU waits for its batches here, and your answer is another: {why}"),
         Mistake("many kernels", answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
-                told="{kernels} kernels are many, but launching them costs nothing while the GPU is busy with earlier ones: "
-                "{why}"),
+                told="your answer is 'launch' for a step of {kernels} kernels, and it is the "
+                "time that counts, not how many there "
+                "are: {why}"),
         Mistake("short kernels", answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
                 told="the kernels are shorter than their launches, but that is not what the GPU waits for: {why}"),
         Mistake("any wait for data", answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
                 told="the host waits {load} for a batch, but the GPU still works through its queue meanwhile: {why}"),
         Mistake("more than one read", answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
-                told="there are {reads} reads, but they take only {read} of {step}: compare times, not counts. Here {why}"),
+                told="your answer is 'sync' for a step of {reads} reads, and it is the time that "
+                "counts, not how many there are: "
+                "{why}"),
         Mistake("never fp32", breaks="'memory' (casts and other kernels, which move bytes)",
                 answer=_busy_means(lambda trace: "memory"),
                 told="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
