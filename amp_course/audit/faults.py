@@ -291,7 +291,7 @@ FAULTS: dict[str, Fault] = {
         "the gradient is not that of the fp32 loss that you passed, beyond what rounding explains",
         "Compare the step's loss with the fp32 one, term by term: what is detached, computed from scaled values, or overflows "
         "in 16 bits?",
-        "07.5",
+        "07.11",
     ),
     "wrong-factor": Fault(
         "accumulation",

@@ -248,4 +248,4 @@ def _draw_leaf(axis: Axes, leaf: Leaf, middle: float, row: float) -> None:
     axis.add_patch(Rectangle((3.62, row - 0.36), 1.13, 0.72, facecolor=colour, edgecolor="white", hatch=hatch))
     axis.text(4.185, row, leaf.build().label, fontsize=8, va="center", ha="center", color=INK, bbox=_ON_BAR)
     axis.text(4.85, row, leaf.advice, fontsize=8, va="center", color=INK)
-    axis.text(7.18, row, leaf.chapter.replace("Your machine", "machine"), fontsize=8, va="center", color=INK)
+    axis.text(7.18, row, leaf.chapter, fontsize=8, va="center", color=INK)

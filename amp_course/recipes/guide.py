@@ -59,8 +59,7 @@ class Leaf:
     @property
     def chapter(self) -> str:
         """The chapter and section in short: "02 § 8"."""
-        number, _, title = self.section.partition(".")
-        return f"{self.notebook[:2]} § {number}" if title else f"{self.notebook[:2]} “{self.section}”"
+        return f"{self.notebook[:2]} § {self.section.partition('.')[0]}"
 
 
 # The first that fits counts, so what is special stands above what is common.
@@ -73,7 +72,7 @@ LEAVES = (
         "stay in fp32",
         "16-bit arithmetic is emulated here and takes many times as long; nothing is gained but activation memory.",
         "00_start",
-        "Your machine",
+        "2. Your machine",
     ),
     Leaf(
         "cpu_bf16",

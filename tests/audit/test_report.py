@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
 from amp_course.audit import FAULTS, Audit, audit
@@ -13,17 +12,6 @@ from amp_course.audit.faults import BEHAVIOURS
 from amp_course.audit.findings import finding, ordered
 from tests.audit.cases import BROKEN, audited
 from tests.audit.scenes import RIGHT, Scene
-
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_names_a_section_that_there_is(name: str) -> None:
-    chapter, number = FAULTS[name].section.split(".")
-    (path,) = NOTEBOOKS.glob(f"{chapter}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    headings = [line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"]]
-    assert any(line.startswith(f"## {number}. ") for line in headings)
 
 
 def test_a_line_of_code_is_one() -> None:

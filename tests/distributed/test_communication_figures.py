@@ -31,8 +31,8 @@ CALLS = {
 }
 
 
-def row(ranks=2, scale=1.0, lost=0.0, overflowed=0.0, error=1e-3):
-    return ReductionError(ranks, torch.float16, "ring", "after", torch.float16, scale, lost, overflowed, error)
+def row(ranks=2, scale=1.0, lost=0.0, overflowed=0.0, error=1e-3, dtype=torch.float16, order="ring", wide=None):
+    return ReductionError(ranks, dtype, order, "after", wide or dtype, scale, lost, overflowed, error)
 
 
 def test_bars_are_the_bytes_that_a_ring_sends_by_dtype_and_phase():
@@ -71,6 +71,20 @@ def test_errors_stop_where_something_overflows():
     assert list(overflowed.lines[0].get_ydata()) == [0, 0, 50]
     assert list(error.lines[1].get_xdata()) == [2, 4, 8]
     assert "At 8 ranks, a: relative error 0.001, lost 0.0 %, overflowed 50.0 %" in figure.alt and png(figure)
+
+
+def test_ring_and_tree_differ_by_line_and_formats_by_colour_and_errors_are_written_at_the_end():
+    ways = {
+        "ring": (row(4), row(8, error=0.148, dtype=torch.bfloat16)),
+        "tree": (row(4), row(8, error=0.0098, dtype=torch.bfloat16, order="tree")),
+        "fp16": (row(4), row(8, error=0.0004, wide=torch.float32)),
+        "inf": (row(4), row(8, overflowed=0.5)),
+    }
+    error = reduction_figure(ways).axes[0]
+    bf16, fp16 = FORMAT_COLOURS["bf16"], FORMAT_COLOURS["fp16"]
+    looks = [(line.get_color(), line.get_linestyle()) for line in error.lines]
+    assert looks == [(bf16, "-"), (bf16, "--"), (fp16, ":"), (fp16, "-")]
+    assert [text.get_text() for text in error.texts] [:3] == ["14.8 %", "0.98 %", "0.04 %"]
 
 
 def test_a_window_of_scales_is_told_in_words():

@@ -87,6 +87,19 @@ def alone():
     sys.excepthook = hook
 
 
+def evaluate_on_rank_0(inner):
+    model = DistributedDataParallel(nn.BatchNorm1d(1)).eval()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            (model.module if inner else model)(torch.ones(4, 1))
+
+
+def test_a_rank_that_evaluates_alone_waits_for_the_others_unless_it_calls_the_module():
+    assert not any(report.failure for report in warm_ranks().run(evaluate_on_rank_0, True))
+    alone, other = warm_ranks().run(evaluate_on_rank_0, False)
+    assert "`broadcast`" in alone.failure.told and "can never complete" in alone.failure.told and not other.failure
+
+
 def audited(source, accumulate):
     """Audit the step with groups of so many micro-batches, and two that are shorter."""
     model, optimizer, scaler = parts(torch.float16)

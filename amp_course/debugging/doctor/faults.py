@@ -10,7 +10,7 @@ from amp_course.audit.findings import Evidence, Finding
 _NONFINITE = {
     "nan-in-data": Fault(
         "values", "the data holds inf or NaN before the model sees it",
-        "Look at that batch, and repair or drop what is broken before training", "11.3",
+        "Look at that batch, and repair or drop what is broken before training", "11.8",
         "assert inputs.isfinite().all()",
     ),
     "weights-not-finite": Fault(
@@ -39,7 +39,7 @@ _NONFINITE = {
     ),
     "diverges": Fault(
         "values", "the training diverges: its values grow from step to step until they leave the range of the format",
-        "Lower the learning rate, warm it up, or clip the gradients", "11.3",
+        "Lower the learning rate, warm it up, or clip the gradients", "11.8",
     ),
     "spoilt-buffer": Fault(
         "values", "an overflow reached a buffer such as batch norm's running mean: the scaler skips the step, but not that",
@@ -93,7 +93,7 @@ _TRAINING = {
     ),
     "scale-keeps-falling": Fault(
         "loss scale", "the loss scale falls at nearly every step and finds no value at which the gradients are finite",
-        "Find the op that makes inf or NaN at any scale", "11.5",
+        "Find the op that makes inf or NaN at any scale", "11.3",
     ),
 }  # fmt: skip
 # Advice: what costs time, or may do harm later. It is told, and does not count as a fault.

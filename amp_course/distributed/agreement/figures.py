@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from amp_course.distributed.agreement.drift import KINDS, Drift
-from amp_course.kit.style import INK, new_figure, title
+from amp_course.kit.style import FEWER_DOTS, INK, new_figure, title
 
 # Okabe and Ito's colours; line and marker are the second cue.
 RANK_STYLES = (("#0072B2", "-", "v"), ("#D55E00", "--", "^"))
@@ -18,7 +18,7 @@ def drift_figure(*drifts: Drift) -> Figure:
     told = "; ".join(f"{KINDS[drift.kind]}: {_told(drift)}" for drift in drifts)
     figure, axes = new_figure(
         3.7 * len(drifts), 4.2, columns=len(drifts), rows=2, squeeze=False, sharex=True, sharey="row",
-        height_ratios=[1.6, 1], alt=f"Loss scale by rank and step, and the distance of the weights. {told}.",
+        height_ratios=[1.6, 1], alt=f"Loss scale by rank and step, and the distance of the weights. {told}.", dots=FEWER_DOTS,
     )  # fmt: skip
     for (above, below), drift in zip(axes.T, drifts, strict=True):
         _scales(above, drift)

@@ -14,7 +14,7 @@ from amp_course.distributed.communication.accuracy import ReductionError
 from amp_course.distributed.communication.counting import CollectiveCall, Phase
 from amp_course.distributed.communication.ring import HalvedBytes
 from amp_course.kit.measure import seconds_text
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.style import FAINT, FEWER_DOTS, FORMAT_COLOURS, INK, new_figure, title
 from amp_course.underflow.panel_html import percent
 
 _FORMATS = {fmt.torch_name: fmt.name for fmt in (BF16, FP16, FP32)}
@@ -49,7 +49,7 @@ def traffic_figure(calls: Mapping[str, Sequence[CollectiveCall]]) -> Figure:
     ranks = max(call.ranks for found in steps.values() for call in found)
     told = "; ".join(f"{name} {_kilobytes(total)}" for name, total in totals.items())
     alt = f"Bars of the bytes that each of {ranks:,} ranks sends in a training step, by dtype and phase: {told}."
-    figure, axis = new_figure(7.6, 1.2 + 0.3 * len(steps), alt=alt)
+    figure, axis = new_figure(7.6, 1.2 + 0.3 * len(steps), alt=alt, dots=FEWER_DOTS)
     parts: set[tuple[str, Phase]] = set()
     for row, (name, found) in enumerate(steps.items()):
         left = 0.0
@@ -91,7 +91,8 @@ def _kilobytes(size: float) -> str:
 def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = "") -> Figure:
     """Draw error, lost and overflowed elements of 16-bit means against the number of ranks, a line for each way.
 
-    The error is drawn where nothing overflows: among the finite elements that are left, it means little.
+    The error is drawn where nothing overflows: among the finite elements that are left, it means little. Colour is the
+    dtype that travels; rings are solid, trees dashed, sums in another dtype dotted.
 
     rows:  name of the way → its measurements, by ranks
     under: what was reduced, for the second line of the title
@@ -104,19 +105,27 @@ def reduction_figure(rows: Mapping[str, Sequence[ReductionError]], under: str = 
     most = max(way[-1].ranks for way in rows.values())
     alt = f"Three plots against the number of ranks: relative error, share lost, share overflowed. At {most:,} ranks, {ends}."
     figure, axes = new_figure(7.8, 3.4, columns=3, alt=alt)
-    for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
-        ranks = [row.ranks for row in way]
+    for (name, way), (_, _, marker) in zip(rows.items(), _WAYS, strict=False):
+        last, ranks = way[-1], [row.ranks for row in way]
+        style = ":" if last.accumulate != last.dtype else {"ring": "-", "tree": "--"}[last.order]
+        colour = _DTYPES[_FORMATS[str(last.dtype).removeprefix("torch.")]]
         look: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "lw": 1.5, "ms": 4, "mfc": "white"}
         errors = [math.nan if row.share_overflowed else row.relative_error for row in way]
         axes[0].plot(ranks, errors, label=name, **look)
+        if not last.share_overflowed:
+            end = f"{100 * last.relative_error:.{1 if last.relative_error > 0.1 else 2}f} %"
+            at = (last.ranks, last.relative_error)
+            axes[0].annotate(end, at, (6, 0), textcoords="offset points", va="center", fontsize=8)
         axes[1].plot(ranks, [100 * row.share_lost for row in way], **look)
         axes[2].plot(ranks, [100 * row.share_overflowed for row in way], **look)
     axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     for axis in axes:
         axis.set_xscale("log", base=2)
         ticks = [2, 8, 32, 128, 512] if most >= 512 else sorted({row.ranks for way in rows.values() for row in way})
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.set_xlabel("ranks", fontsize=8)
+    axes[0].set_xlim(right=4 * most)  # room for the last values
     for axis in axes[1:]:
         axis.set_ylim(-0.03 * max(1.0, axis.get_ylim()[1]), max(1.0, axis.get_ylim()[1]))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
@@ -142,7 +151,7 @@ def scale_window_figure(rows: Mapping[str, Sequence[ReductionError]]) -> Figure:
         for fine in [[round(math.log2(row.scale)) for row in way if not row.share_lost and not row.share_overflowed]]
     )
     alt = f"Relative error, share lost and share overflowed in the mean over {first.ranks:,} ranks, by loss scale. {told}."
-    figure, (errors, lost, overflowed) = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt)
+    figure, (errors, lost, overflowed) = new_figure(7.4, 5.0, rows=3, sharex=True, alt=alt, dots=FEWER_DOTS)
     for (name, way), (colour, style, marker) in zip(rows.items(), _WAYS, strict=False):
         scales = [row.scale for row in way]
         look: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "lw": 1.5, "ms": 4, "mfc": "white"}
