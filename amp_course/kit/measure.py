@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
+TOO_BUSY = "This machine was too busy to tell"
 BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed from a time
 
 
@@ -95,9 +96,8 @@ def busy_text(*shares: float | None) -> str:
         return ""
     most = max(share for share in shares if share is not None)
     return (
-        f"This machine was too busy to tell: this process waited for a CPU {most:.0%} of the time, because of "
-        "other programs, or of more threads and workers of its own than there are cores. Close what you can, "
-        "and run this again."
+        f"{TOO_BUSY}: this process waited for a CPU {most:.0%} of the time. Close other programs, or use fewer "
+        "threads and workers, and run this again."
     )
 
 
