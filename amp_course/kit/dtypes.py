@@ -31,7 +31,8 @@ class DtypeSupport:
 
     native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so the
     numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised an error,
-    or the device has no such mode. unknown: the machine was too busy for its times to mean anything.
+    or the device has no such mode. unknown: the machine was too busy for its times to mean
+    anything.
     """
 
     name: str

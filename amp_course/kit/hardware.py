@@ -66,8 +66,8 @@ class MachineReport:
         """What the numbers mean for mixed precision here, one sentence a format."""
         if any(support.state == "unknown" for support in self.dtypes):
             return (
-                f"{TOO_BUSY} how fast its formats are: this process waited for a CPU for more than a fifth of the "
-                "time. Close other programs, and run this again."
+                f"{TOO_BUSY} how fast its formats are: this process waited for a CPU for more "
+                "than a fifth of the time. Close other programs, and run this again."
             )
         return " ".join(filter(None, map(_sentence, self.dtypes)))
 

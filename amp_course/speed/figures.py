@@ -151,7 +151,7 @@ def draw_roofs(
     strip: str = "no FLOPs counted:\nthe slope is the\nmemory's speed",
     start: float = LEAST,
 ) -> None:
-    """Draw the roof of each format with its ridge, and the strip for ops whose FLOPs are not counted.
+    """Draw the roof of each format with its ridge, and the strip for ops without counted FLOPs.
 
     strip: what is written in it; start: where the roofs begin, in FLOPs per byte
     """
