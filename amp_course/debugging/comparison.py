@@ -199,7 +199,7 @@ class Costs:
 
 
 def relative_costs(step: Callable[[], Any], model: nn.Module, *, seconds: float = 2.0) -> Costs:
-    """Time a step bare and under each tool, in turn. Each tool is set up and taken off within its time, as when you call it."""
+    """Time a step bare and under each tool, in turn; setting the tool up is part of its time."""
 
     def under(tool: str) -> Callable[[], object]:
         def run() -> None:

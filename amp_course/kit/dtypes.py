@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from amp_course.kit.measure import CpuWait, synchronize, too_busy
+from amp_course.kit.measure import TOO_BUSY, CpuWait, synchronize, too_busy
 
 State = Literal["native", "emulated", "unsupported", "unknown"]
 
@@ -22,7 +22,6 @@ SLOWER = 1.2  # above this multiple of fp32's time a format is called emulated; 
 FASTER = 0.9  # below this one, it is called faster
 SIZE_CPU = 512  # large enough for the vector units; fp16 in software takes 0.1 s at 512, and 1.5 s at 1024
 SIZE_ACCELERATOR = 4096  # large enough to fill a GPU
-BUSY_NOTE = "this machine was too busy to tell"
 LEAST_ROUNDS, ROUNDS_SECONDS, TURN_SECONDS = 3, 0.7, 0.02
 
 
@@ -32,7 +31,8 @@ class DtypeSupport:
 
     native: at most a fifth slower than fp32. emulated: it works, but measured slower than that, so the
     numbers are converted to fp32 and back, or computed in software. unsupported: the matmul raised an error,
-    or the device has no such mode. unknown: the machine was too busy for its times to mean anything.
+    or the device has no such mode. unknown: the machine was too busy for its times to mean
+    anything.
     """
 
     name: str
@@ -72,7 +72,7 @@ def judge(name: str, measured: float | str, fp32: float | str, busy: bool = Fals
     if isinstance(measured, str):
         return DtypeSupport(name, "unsupported", None, None, measured)
     if busy:
-        return DtypeSupport(name, "unknown", measured, None, BUSY_NOTE)
+        return DtypeSupport(name, "unknown", measured, None, TOO_BUSY.lower())
     if isinstance(fp32, str):
         return DtypeSupport(name, "native", measured, None, "no fp32 to compare with")
     times = measured / fp32

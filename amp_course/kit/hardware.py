@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support, explain_emulated
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.table import text_table
 
@@ -66,8 +66,8 @@ class MachineReport:
         """What the numbers mean for mixed precision here, one sentence a format."""
         if any(support.state == "unknown" for support in self.dtypes):
             return (
-                "This machine was too busy to tell how fast its formats are: other programs had the CPU for "
-                "more than a fifth of the time. Close what you can, and run this again."
+                f"{TOO_BUSY} how fast its formats are: this process waited for a CPU for more "
+                "than a fifth of the time. Close other programs, and run this again."
             )
         return " ".join(filter(None, map(_sentence, self.dtypes)))
 

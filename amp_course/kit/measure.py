@@ -5,9 +5,9 @@ clock starts on an idle device and stops once the device is idle again. `time_st
 function; `StepTimer` inside a training loop, on CUDA by events, which cost the loop no wait. For single ops
 use torch.utils.benchmark.
 
-On a machine that other programs keep busy, a time says more about them than about the code. Linux counts how
-long each thread waits for a CPU. `CpuWait` reads that; code that claims something from a time asks `too_busy`
-first.
+On a machine that other programs keep busy, a time says more about them than about the code. Linux
+counts how long each thread waits for a CPU. `CpuWait` reads that; code that claims something from a
+time asks `too_busy` first.
 """
 
 import multiprocessing
@@ -21,15 +21,16 @@ from typing import Any
 import torch
 
 Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
+TOO_BUSY = "This machine was too busy to tell"
 BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed from a time
 
 
 def read_waits() -> dict[str, int] | None:
-    """Return how long each thread of this process, and each worker process, has waited for a CPU so far.
+    """Return how long each thread of this process, and each worker process, waited for a CPU so far.
 
-    In nanoseconds, by the thread's folder in /proc. A waiting thread is ready to run and has no CPU: one that
-    sleeps, or waits for a disk, does not count. None where the system does not say: not on Linux, or a kernel
-    that does not count.
+    In nanoseconds, by the thread's folder in /proc. A waiting thread is ready to run and has no
+    CPU: one that sleeps, or waits for a disk, does not count. None where the system does not say:
+    not on Linux, or a kernel that does not count.
     """
     ran, waits = 0, {}
     try:
@@ -51,10 +52,10 @@ def read_waits() -> dict[str, int] | None:
 class CpuWait:
     """Find the share of some stretches of time in which this process waited for a CPU.
 
-    What counts is the thread that waited the longest, because an op is done when its slowest thread is.
-    Waiting for other programs and for threads and workers of one's own looks the same.
+    What counts is the thread that waited the longest, because an op is done when its slowest thread
+    is. Waiting for other programs and for threads and workers of one's own looks the same.
 
-    Example: wait = CpuWait(); with wait: train(); wait.share → 0.03, or None where the system does not say
+    Example: wait = CpuWait(); with wait: train(); wait.share → 0.03, or None if it is not known
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class CpuWait:
 
 
 def too_busy(*shares: float | None) -> bool:
-    """Return True if the process waited for a CPU for more than a fifth of any of these times; None is unknown."""
+    """Return True if any of these shares is more than a fifth; None is a share that is not known."""
     return any(share is not None and share > BUSY for share in shares)
 
 
@@ -95,9 +96,8 @@ def busy_text(*shares: float | None) -> str:
         return ""
     most = max(share for share in shares if share is not None)
     return (
-        f"This machine was too busy to tell: this process waited for a CPU {most:.0%} of the time, because of "
-        "other programs, or of more threads and workers of its own than there are cores. Close what you can, "
-        "and run this again."
+        f"{TOO_BUSY}: this process waited for a CPU {most:.0%} of the time. Close other programs, "
+        "or use fewer threads and workers, and run this again."
     )
 
 

@@ -70,8 +70,8 @@ def _describe_speed(card: ReportCard, base: Row, best: Row) -> str:
     times = f"{seconds_text(base.timing.median)} a step in {_label(base)}, {seconds_text(best.timing.median)} in {_label(best)}"
     if fp32.q1 <= amp.q3 and amp.q1 <= fp32.q3 and not _HURT <= gain < _HELPED:
         return (
-            f"Between {_label(base)} and {_label(best)} this machine can show no difference in time: the quartiles "
-            f"overlap ({times})."
+            f"Between {_label(base)} and {_label(best)} this machine can show no difference in "
+            f"time: the quartiles overlap ({times})."
         )
     if gain >= _HELPED:
         return f"{_label(best)} helped: {gain:.2f} times as fast ({times})."

@@ -1,6 +1,6 @@
 """Chapter 09: why AMP is not faster, from the roofline to the reader's own step.
 
-Two tools take a training of your own: `predict_speedup(model, loss_fn, batch)`, and `explain(train_step, batches)` of
+Two tools take a training of your own: `predict_speedup(model, loss_fn, batch)`, and `explain(…)` of
 `amp_course.speed.explain`.
 """
 

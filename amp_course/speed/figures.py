@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
 from amp_course.speed.counting import CAST, MATMUL, OTHER
 from amp_course.speed.machine import Machine
@@ -151,7 +151,7 @@ def draw_roofs(
     strip: str = "no FLOPs counted:\nthe slope is the\nmemory's speed",
     start: float = LEAST,
 ) -> None:
-    """Draw the roof of each format with its ridge, and the strip for ops whose FLOPs are not counted.
+    """Draw the roof of each format with its ridge, and the strip for ops without counted FLOPs.
 
     strip: what is written in it; start: where the roofs begin, in FLOPs per byte
     """
@@ -217,7 +217,8 @@ def rates_figure(machine: Machine) -> Figure:
     best = "; ".join(f"{fmt} {rate_text(peak)}" for fmt, peak in machine.peaks.items())
     notes = [f"{fmt} {why}" for fmt, why in missing.items() if why]
     alt = f"Rate of a matmul of two square matrices on this machine ({machine.device}), by size. Best rates: {best}."
-    figure, axis = new_figure(7.2, 3.2, alt=" ".join([alt, *(f"{note}." for note in notes)]))
+    alts = [*filter(None, [machine.busy]), alt, *(f"{note}." for note in notes)]
+    figure, axis = new_figure(7.2, 3.2, alt=" ".join(alts))
     rates = []
     for fmt, marker in zip(formats, "os^D", strict=False):
         points = [(rate.size, rate.flops) for rate in machine.rates if rate.fmt == fmt and rate.flops]
@@ -233,8 +234,8 @@ def rates_figure(machine: Machine) -> Figure:
     axis.yaxis.set_major_formatter(lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " "))
     axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    under = "this machine was too busy to tell" if machine.busy else "FLOPs per second; higher is faster"
-    title(axis, f"How fast matmuls run here ({machine.device})", under)
+    head, under = f"How fast matmuls run here ({machine.device})", "FLOPs per second; higher is faster"
+    title(axis, *((TOO_BUSY, head) if machine.busy else (head, under)))
     return figure
 
 
@@ -253,9 +254,9 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
         quartiles = [fp32.q1 / amp.q3, fp32.q3 / amp.q1]
         axis.plot(quartiles, [row, row], color=COLOURS[one.recipe.name], lw=6, alpha=0.35, solid_capstyle="butt")
         for value, marker, name in (
-            (one.ceiling, "|", "ceiling: if only the matmuls changed"),
+            (one.ceiling, "|", "ceiling: faster matmuls alone"),
             (one.predicted, "D", "predicted from the ops"),
-            (one.measured, "o", "measured, of the fastest steps; bar: from quartile to quartile"),
+            (one.measured, "o", "measured, fastest steps; bar: quartiles"),
         ):
             face = "none" if marker == "D" else COLOURS[one.recipe.name]
             look = {
@@ -280,6 +281,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure:
     axis.set_yticks(range(len(predictions)), [one.title for one in predictions])
     axis.set_ylim(len(predictions) - 0.5, -0.6)
     axis.set_xlabel("times as fast as fp32 (log scale)", fontsize=8)
-    title(axis, f"What {label} should buy, and what it does", "this machine was too busy to tell" if busy else "")
+    head = f"What {label} should buy, and what it does"
+    title(axis, TOO_BUSY if busy else head, head if busy else "")
     figure.legend(**_LEGEND)
     return figure

@@ -109,7 +109,7 @@ class Machine:
         lines.append(f"launch     {seconds_text(self.launch_seconds)} for one small op")
         for fmt, peak in self.peaks.items():
             times = "" if fmt == "fp32" or self.busy else f", {self.factor(fmt):.2g} times fp32's rate at the same size"
-            lines.append(f"{fmt:10} {peak / 1e9:,.0f} GFLOP/s{times}")
+            lines.append(f"{fmt:10} {peak / 1e9:,.{0 if peak >= 1e10 else 2}f} GFLOP/s{times}")
         return "\n".join([*lines, *filter(None, [self.busy])])
 
 

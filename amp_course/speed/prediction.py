@@ -1,11 +1,11 @@
 """Predict what AMP buys on this machine: Amdahl's ceiling, then a price for every op, then the measurement.
 
 The ceiling takes the matmuls alone: their share of the fp32 step, and how much faster 16 bits make each of them here. The
-prediction adds what AMP brings along: casts, and the other ops in other dtypes. Each op is timed on its own. The AMP step
-runs only to be compared with that.
+prediction adds what AMP brings along: casts, and the other ops in other dtypes. Each op is timed on
+its own. The AMP step runs only to be compared with that.
 
-`predict_speedup` does this for a net of your own, `predict_workload` for one of the course's, whose ops it counts on fake
-tensors, which compute nothing.
+`predict_speedup` does this for a net of your own, `predict_workload` for one of the course's, whose
+ops it counts on fake tensors, which compute nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Prediction:
 
     @property
     def factor(self) -> float:
-        """How many times faster those matmuls are in 16 bits, here; below 1 they are slower, and 1 where there are none."""
+        """How many times faster those matmuls are in 16 bits, here; below 1 they are slower."""
         fp32, amp = (side.priced_seconds(MATMUL) for side in (self.fp32, self.amp))
         return fp32 / amp if fp32 and amp else 1.0
 
@@ -85,8 +85,8 @@ class Prediction:
     def predicted_seconds(self) -> float:
         """The fp32 step, with the price of AMP's ops in place of that of its own.
 
-        Timed one by one, ops may take longer than the whole step, where they find their data in the cache. Then the step
-        is taken to be nothing but ops, and both prices shrink alike.
+        Timed one by one, ops may take longer than the whole step, where they find their data in the
+        cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
         """
         step, fp32, amp = self.fp32.seconds, self.fp32.priced_seconds(), self.amp.priced_seconds()
         if not fp32 or not amp:
@@ -151,12 +151,15 @@ class Prediction:
             return f"{self.title}: {self.busy}"
         label, gap = self.recipe.label, ", ".join(f"{name} {1e3 * part:+.2f} ms" for name, part in self.gap().items())
         return (
-            f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; faster matmuls alone, "
-            f"{self.ceiling:.2f}\n"
-            f"    measured: {self.amp.timing.compared_with(self.fp32.timing)} ({seconds_text(self.fp32.timing.median)}, then "
+            f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; faster "
+            f"matmuls alone, {self.ceiling:.2f}\n"
+            f"    measured: {self.amp.timing.compared_with(self.fp32.timing)} "
+            f"({seconds_text(self.fp32.timing.median)}, then "
             f"{seconds_text(self.amp.timing.median)})\n"
-            f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times as long in {label}\n"
-            f"    from the matmuls' estimate to the fastest step of {seconds_text(self.amp.seconds)}: {gap}"
+            f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times "
+            f"as long in {label}\n"
+            "    from the matmuls' estimate to the fastest step of "
+            f"{seconds_text(self.amp.seconds)}: {gap}"
         )
 
 
@@ -175,11 +178,13 @@ def predict_speedup(
     batch:   (inputs, targets); a model that takes several inputs gets all but the last
     dtype:   torch.bfloat16 or torch.float16; None takes bfloat16, and float16 on GPUs without it
 
-    A step is forward and backward, on copies: weights, gradients, buffers, mode and random numbers stay as they are. The
-    optimizer, which takes the same time in both, is left out, so a whole step gains a little less.
+    A step is forward and backward, on copies: weights, gradients, buffers, mode and random numbers
+    stay as they are. The optimizer, which takes the same time in both, is left out, so a whole step
+    gains a little less.
 
     Raises TypeError for what is no model, function or batch, ValueError for a step that cannot run.
-    Example: predict_speedup(net, nn.functional.cross_entropy, (x, y)).predicted → 1.7 on a CPU with bf16 units
+    Example: predict_speedup(net, nn.functional.cross_entropy, (x, y)).predicted → 1.7 on a CPU with
+    bf16 units
     """
     device = _checked(model, loss_fn, batch)
     no_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
@@ -197,15 +202,16 @@ def predict_speedup(
             except Exception as error:
                 side = "in float32" if name == "fp32" else f"under autocast in {dtype_name(dtype)}"
                 raise ValueError(
-                    f"a step {side} raised {type(error).__name__}: {error}. Make `loss_fn(model(inputs), targets)` and its "
-                    "`backward()` run on their own first, with the batch on the model's device."
+                    f"a step {side} raised {type(error).__name__}: {error}. Make "
+                    "`loss_fn(model(inputs), targets)` and its `backward()` run on their own first, with "
+                    "the batch on the model's device."
                 ) from error
             timed[name] = _Timed(step, nullcontext, device, counter)
         return _measure(type(model).__name__, _RECIPES[dtype], timed, device, seconds, _ROUNDS)
 
 
 def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
-    """Return the device of a model that can be trained on a batch. Raises TypeError or ValueError for anything else."""
+    """Return the model's device. Raises TypeError or ValueError for what cannot be trained."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}: pass the torch.nn.Module itself, as in predict_speedup(net, …)."
@@ -223,8 +229,8 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
     others = sorted({dtype_name(one.dtype) for one in trained if one.dtype != torch.float32})
     if others:
         raise ValueError(
-            f"the model has parameters in {', '.join(others)}: AMP starts from float32 ones, so pass the model before "
-            "`.half()` or `.bfloat16()`."
+            f"the model has parameters in {', '.join(others)}: AMP starts from float32 ones, so "
+            "pass the model before `.half()` or `.bfloat16()`."
         )
     return trained[0].device
 
@@ -236,13 +242,16 @@ def _own_step(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> Callable[[], None]:
-    """Return a function that runs forward and backward on a copy of the model, under autocast in `dtype` (None: without)."""
+    """Return a function that runs forward and backward on a copy of the model.
+
+    dtype: of autocast; None runs without it
+    """
     try:
         own = copy.deepcopy(model)
     except Exception as error:
         raise ValueError(
-            f"the model could not be copied ({error}): a tensor that it keeps, and that was computed with gradients, has to be "
-            "detached first."
+            f"the model could not be copied ({error}): a tensor that it keeps, and that was "
+            "computed with gradients, has to be detached first."
         ) from error
     *inputs, targets = (one.detach() for one in batch)
 
@@ -261,7 +270,8 @@ def predict_workload(
     """Predict and measure what `recipe` buys for a workload, in about `seconds`, or as long as two slow steps take.
 
     A step has its optimizer, here.
-    Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with bf16 units
+    Example: predict_workload(simple_net(device), AMP_BF16, device).predicted → 1.7 on a CPU with
+    bf16 units
     """
     sessions = {name: workload.start(one) for name, one in (("fp32", FP32), ("amp", recipe))}
     inputs, targets = next(sessions["fp32"].batches)

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amp_course.kit.measure import seconds_text, too_busy
+from amp_course.kit.measure import TOO_BUSY, seconds_text, too_busy
 from amp_course.kit.memory import bytes_text
 from amp_course.kit.style import COLOURS, HATCHES, INK, new_figure, title
 from amp_course.start.taste import Side
@@ -24,8 +24,7 @@ def taste_figure(sides: Sequence[Side]) -> Figure:
     _bars(axes[0], sides, [side.seconds_per_step for side in sides], seconds_text)
     _bars(axes[1], sides, [side.peak_bytes for side in sides], bytes_text)
     busy = too_busy(*(side.waited for side in sides))
-    under = "this machine was too busy to tell" if busy else "median; shorter is better"
-    title(axes[0], "Time per step", under)
+    title(axes[0], *((TOO_BUSY, "Time per step") if busy else ("Time per step", "median; shorter is better")))
     title(axes[1], "Peak memory of a step", "shorter is better")
     words = "     ".join(f"{side.recipe.label}: {side.accuracy:.1%}" for side in sides)
     figure.supxlabel(f"Accuracy on digits never seen:  {words}", fontsize=9, color=INK)

@@ -20,7 +20,7 @@ _ROUNDS, _STEPS = 4, 22  # 22 batches of 64 are one pass over the digits
 
 @dataclass(frozen=True)
 class Side:
-    """What one recipe took and gave: seconds per step (median), bytes at the peak of a step, share of right answers.
+    """What one recipe took and gave: median seconds and peak bytes of a step, share of right answers.
 
     waited: the share of the time in which the process waited for a CPU; None if not known
     """

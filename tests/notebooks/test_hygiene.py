@@ -62,6 +62,14 @@ def test_errors_stand_only_where_they_are_meant(path):
         assert failed == ("raises-exception" in cell.metadata.get("tags", [])), cell.source
 
 
+@pytest.mark.parametrize("path", RUN, ids=name)
+def test_stored_times_are_those_of_a_quiet_machine(path):
+    """Where this fails, run the notebook again when nothing else runs."""
+    for cell in code(read(path)):
+        shown = json.dumps(cell.outputs)
+        assert "too busy to tell" not in shown and "waiting for a CPU" not in shown, cell.source
+
+
 @pytest.mark.parametrize("path", [*RUN, *EXERCISES], ids=name)
 def test_tags_are_known_and_comments_are_no_markers(path):
     for cell in read(path).cells:

@@ -130,10 +130,13 @@ def test_a_busy_machine_is_told_nothing(found):
     busy = replace(found, settings={**found.settings, "waited": 0.4})
     assert recommend(busy).headline == "No recommendation: this machine was too busy to tell."
     assert not re.search(r"times as|fp32|matmuls|Train in", told(busy))
-    head, _, _ = page_text(busy).partition("Matmul rate")
+    head, _, rest = page_text(busy).partition("Matmul rate")
+    assert "Speed-up" not in rest and "as long as in fp32" not in rest
     assert "waited for a CPU 40% of the time" in " ".join(head.split())
     assert busy.from_dict(json.loads(json.dumps(busy.to_dict()))).busy == busy.busy
-    assert "No recommendation" in bench_figure(busy, recommend(busy))._suptitle.get_text()
+    picture = bench_figure(busy, recommend(busy))
+    assert "No recommendation" in picture._suptitle.get_text()
+    assert not any("Speed-up" in axis.get_title(loc="left") for axis in picture.axes)
 
 
 def test_fp16_has_to_be_clearly_faster_to_go_before_bf16():

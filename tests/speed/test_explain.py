@@ -103,7 +103,7 @@ def test_on_a_busy_machine_nothing_is_claimed_and_what_is_counted_is_said(monkey
         words = " ".join(page.split())
         assert "too busy to tell: this process waited for a CPU 60% of the time" in words
         assert not any(word in words for word in ("slow", "Cure", "share", "source", "Nothing stands out"))
-        assert "a step calls" in words and "reads values 1 times, most of them in line" in words
+        assert "Ops in a step: " in words and "Values read: 1 (line " in words
     assert found.to_dict()["waited"] == pytest.approx(0.6, abs=0.05)
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.speed.bench.page import SIDES, Page, Result, label_of
 from amp_course.speed.faults import CURE
 from amp_course.speed.machine import Machine
@@ -50,7 +50,7 @@ class _Outcome:
 def recommend(page: Page) -> Recommendation:
     """Return the recommendation for a page's machine. Example: an AVX2 laptop's → "Stay in fp32 on this machine …" """
     if page.busy:
-        return Recommendation("No recommendation: this machine was too busy to tell.", (page.busy,))
+        return Recommendation(f"No recommendation: {TOO_BUSY[0].lower()}{TOO_BUSY[1:]}.", (page.busy,))
     outcomes = {recipe: _outcomes(page, recipe) for recipe in FORMATS}
     if page.measured is None or not any(outcomes.values()):
         why = "no training could be compared with fp32" if page.complete else "the run was interrupted too early"

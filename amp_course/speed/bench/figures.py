@@ -31,14 +31,22 @@ _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # keeps wor
 def bench_figure(page: Page, advice: Recommendation) -> Figure:
     """Draw a page: rates by size and the roofline above, speed-ups below, the recommendation on top."""
     rows = max(1, len(page.results) + len(page.left_out))
-    said = "; ".join(f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results) or "none"
+    said = (
+        page.busy
+        or "; ".join(f"{short(one.title)} under {one.label} {one.measured:.2f}" for one in page.results)
+        or "none"
+    )
     tall = 0.5 + 0.3 * rows + 0.25 * len(page.titles())
     alt = f"Matmul rates by format and size, the roofline, and speed-ups over fp32: {said}. {advice.headline}"
     figure, axes = new_figure(9, 4.4 + tall, columns=2, rows=2, height_ratios=[2.8, tall], alt=alt, dots=FEWER_DOTS)
     if page.measured:
         _draw_rates(axes[0][0], page.measured)
         _draw_roofline(axes[0][1], page.measured)
-    _draw_speedups(merged_row(axes[1]), page)
+    lower = merged_row(axes[1])
+    if page.busy:
+        lower.set_axis_off()
+    else:
+        _draw_speedups(lower, page)
     when = f"{page.date[:10]}{'' if page.complete else ', INCOMPLETE'}"
     about = (
         f"{page.machine['device_name']}, torch {page.versions.get('torch')}, {page.settings.get('plan')} run, {when}"

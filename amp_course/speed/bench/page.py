@@ -25,8 +25,8 @@ class Result:
     """One training under one recipe, which took turns with the same training in fp32.
 
     workload, title: its name ("simple_net"), and as people read it, with its size
-    share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on older pages, where
-            the ops' prices added up to nonsense
+    share, factor, ceiling, predicted: as in `prediction.Prediction`; `predicted` is None on
+        older pages, where the ops' prices added up to nonsense
     seconds: of the fastest step, for each of SIDES; median, quartiles: of all that were timed
     gap_seconds: what lies between the ceiling and the step, for each of GAP; a negative part is a gain
     ops:         of forward and backward, for each of SIDES
@@ -115,8 +115,8 @@ class Page:
     date:     when it began, in UTC: "2026-11-23T10:20:15+00:00"
     complete: False if it was interrupted
     versions: of "course", "torch" and "python"
-    settings: what was asked for, and what was set from outside; "waited" is the share of the run in which the process waited
-              for a CPU, None if not known
+    settings: what was asked for, and what was set from outside; "waited" is the share of the run in
+              which the process waited for a CPU, None if not known
     machine:  `kit.hardware.machine_report().to_dict()`
     measured: rates, bandwidth, launch; None if it did not get that far
     """

@@ -28,7 +28,7 @@ def page_text(page: Page) -> str:
     blocks = [_head(page), *filter(None, [wrap(page.busy)])]
     if page.measured:
         blocks += [_rates(page.measured), _other_numbers(page.measured)]
-    if page.titles():
+    if page.titles() and not page.busy:
         blocks.append("\n".join(wrap(line) for line in _trainings(page)))
         blocks.append(LEGEND)
     if not page.complete:

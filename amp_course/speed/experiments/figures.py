@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from amp_course.kit.measure import seconds_text
+from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.style import COLOURS, INK, new_figure, title
 from amp_course.speed.experiments.casts import BreakEven
 
@@ -16,7 +16,7 @@ def break_even_figure(found: BreakEven) -> Figure:
         f"width {width:,}: saves {found.saved(width) * 1e6:,.0f} µs, casts take {found.cost(width) * 1e6:,.0f} µs"
         for width in found.widths
     )
-    figure, axis = new_figure(7.0, 3.0, alt=f"{found.title}. {told}.")
+    figure, axis = new_figure(7.0, 3.0, alt=" ".join(filter(None, [found.busy, f"{found.title}. {told}."])))
     places = range(len(found.widths))
     bars = (
         ([found.saved(width) for width in found.widths], f"saved by the {found.fmt} matmul", COLOURS["amp_bf16"], ""),
@@ -44,7 +44,7 @@ def break_even_figure(found: BreakEven) -> Figure:
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.legend(fontsize=8, frameon=False)
     under = f"a linear layer with {found.batch:,} rows; below 0 the 16-bit matmul is slower"
-    title(axis, found.title, "this machine was too busy to tell" if found.busy else under)
+    title(axis, *((TOO_BUSY, found.title) if found.busy else (found.title, under)))
     return figure
 
 

@@ -43,7 +43,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Literal["faster", "slower", "same"]:
-        """Compare with 1: "same" unless it is clear, and the quartiles lie more than 2 % to one side of it."""
+        """Compare with 1: "same" unless it is clear, and the quartiles are more than 2 % off it."""
         if not self.clear:
             return "same"
         return "faster" if self.q1 > MARGIN else "slower" if self.q3 < 1 / MARGIN else "same"
@@ -70,7 +70,8 @@ class Comparison:
     base:    side → the side that the table compares it with
     steps:   in a block
     results: side → what its very first call returned, if that was a number (a loss, say): sides that do the same work agree
-    waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None if not known
+    waited:  the share of the time in which this process, or a worker of it, waited for a CPU; None
+             if not known
     """
 
     seconds: Mapping[str, tuple[float, ...]]
@@ -104,7 +105,7 @@ class Comparison:
         return self.ratio(side, base).tell(who or side, than or base, plural)
 
     def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first; without ratios if the machine was too busy for any."""
+        """Return a table as text, its head first; without ratios if the machine was too busy."""
         rows = [["", "time", "quartiles", "times as fast", "quartiles", "as"]]
         for side in self.seconds:
             timing, base = self.timing(side), self.base[side]
@@ -148,7 +149,8 @@ def compare(
     steps:   None takes as many as there is time for
     base:    side → the side that the table compares it with, which is the first unless named
     single:  whether torch computes on one thread meanwhile
-    crowded: sides whose threads get in each other's way: that they wait for a CPU says nothing of other programs
+    crowded: sides whose threads get in each other's way: that they wait for a CPU says nothing of
+             other programs
 
     Each side's first call is not timed. The order changes from round to round. There are fewer rounds than asked for if time
     runs out: at least 5, or 3 if they take twice as long. Raises ValueError for fewer than two sides, and for rounds or steps
@@ -199,7 +201,7 @@ def _compare(
 
 
 def _is_clear(ratios: tuple[float, ...]) -> bool:
-    """Return True if chance gives so few rounds on the other side of 1 in less than 7 of 100 runs, for equal sides.
+    """Return True if, for equal sides, chance leaves so few rounds on one side of 1 in under 7 % of runs.
 
     With 3 or 4 rounds it may be more, so they have to differ by a tenth.
     """

@@ -18,8 +18,9 @@ from amp_course.speed.explain.kinds import KINDS
 class Explanation:
     """Where the time of one step goes; it prints as a page.
 
-    timing:   of the step without any recording. If the machine was too busy (`timing.busy` says why), nothing is claimed:
-              there is no ceiling and no advice, and the page shows no shares
+    timing:   of the step without any recording. If the machine was too busy (`timing.busy` says
+              why), nothing is claimed: there is no ceiling and no advice, and the page shows no
+              shares
     kinds:    kind → seconds, largest first; they add up to the median step
     recorded: how long a step took under the profiler, in seconds
     ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's law; None without matmuls
@@ -66,8 +67,8 @@ class Explanation:
         said = [f"A step takes {self.timing}."]
         if self.ceiling is not None and self.now is not None:
             said.append(
-                f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in fp32 here; now it is "
-                f"{self.now:.2f} times as fast."
+                f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in "
+                f"fp32 here; now it is {self.now:.2f} times as fast."
             )
         return said
 

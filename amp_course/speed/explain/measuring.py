@@ -77,9 +77,9 @@ def _count(evidence: Evidence) -> str:
     reads = sum(evidence.reads.values())
     line = evidence.reads.most_common(1)[0][0] if reads else None
     return (
-        f"What can be counted holds anyway: a step calls {len(kinds):,} ops, {kinds.count(MATMUL):,} of them matmuls and "
-        f"{kinds.count(CAST):,} casts; it casts {len(repeated):,} unchanged tensors more than once, and reads values "
-        f"{reads:,} times{f', most of them in {line}' if line else ''}."
+        f"What was counted holds anyway. Ops in a step: {len(kinds):,}, of which "
+        f"{kinds.count(MATMUL):,} matmuls and {kinds.count(CAST):,} casts. Tensors cast more than "
+        f"once, unchanged: {len(repeated):,}. Values read: {reads:,}{f' ({line})' if line else ''}."
     )
 
 

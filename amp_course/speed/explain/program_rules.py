@@ -63,8 +63,8 @@ def check_data(found: Findings) -> Iterator[Advice]:
             "waiting-for-data",
             waited,
             f"{took}{where}; whether its source is slow or other programs had the CPU, this machine cannot tell",
-            "let workers read ahead, which helps with both: `DataLoader(…, num_workers=2)`; and run this again when little "
-            "else runs",
+            "let workers read ahead, which helps with both: `DataLoader(…, num_workers=2)`; and "
+            "run this again when little else runs",
             "09",
         )
     else:

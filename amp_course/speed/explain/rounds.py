@@ -52,7 +52,8 @@ class Rounds:
 
     def take(self, plain: int, recorded: int) -> None:
         """Take so many plain steps, after a few that are not timed, then so many recorded ones."""
-        # Too many threads wait for each other, which says nothing of other programs: then one thread tries it alone.
+        # More threads than cores wait for each other, which says nothing of other programs: then
+        # a single thread tries how long it has to wait.
         crowded = torch.get_num_threads() > usable_cores()
         with nullcontext() if crowded else self.wait:
             for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
