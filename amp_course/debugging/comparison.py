@@ -174,8 +174,7 @@ def compare_tools() -> Comparison:
 def relative_costs(step: Callable[[], Any], model: nn.Module, rounds: int = 5) -> dict[str, float]:
     """Return the median time of a step under each tool, divided by that of a bare one; all take turns.
 
-    Only running costs count: the tools are made again for each step, outside of the time that is taken. A whole call of
-    `first_nonfinite` also copies and restores what the step can change.
+    Only running costs count: the tools are made again for each step, outside of the time that is taken.
     """
     times: dict[str, list[float]] = {name: [] for name in ("bare", *available_tools())}
     step()
