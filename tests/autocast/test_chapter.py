@@ -46,6 +46,15 @@ def test_the_text_is_not_contradicted_for_cuda_and_is_for_the_cpu(cpu, cuda):
     assert verdicts - {"cannot run"} == {"lower", "fp32", "widest", "unchanged", "refused"}
 
 
+def test_which_ops_can_overflow_in_fp16_on_a_gpu_is_what_chapter_11_says(cuda):
+    told = {
+        "lower": ("matmul", "conv2d"),
+        "unchanged": ("add", "mul", "mean"),
+        "fp32": ("exp", "pow", "sum", "softmax", "layer_norm", "cross_entropy"),
+    }
+    assert {verdict: tuple(op for op in ops if cuda[op].verdict == verdict) for verdict, ops in told.items()} == told
+
+
 class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):

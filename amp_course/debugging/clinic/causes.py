@@ -8,7 +8,7 @@ from contextlib import contextmanager
 # More than there are patients, so that the last one is not found by elimination.
 CAUSES = {
     "anomaly-mode-meets-scaler": "anomaly mode raises at an overflow that the scaler would have skipped",
-    "batch-norm-in-eval": "batch norm is left in evaluation mode, or its running statistics hold inf or NaN",
+    "batch-norm-in-eval": "batch norm is left in evaluation mode, or its running statistics are spoilt",
     "beyond-fp16": "a value in the forward pass is larger than fp16 can hold",
     "clipped-while-scaled": "gradients are clipped while they still carry the loss scale",
     "clones-disagree": "the ranks start from different weights",

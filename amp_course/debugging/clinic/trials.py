@@ -35,5 +35,7 @@ def read_losses(got: Any, case: str, count: int, what: str = "losses") -> list[f
 
 def describe_cause(evidence: str) -> dict[str, str]:
     """Return what is said of a cause that is not the patient's; the evidence says what was measured on the patient."""
-    told = f"your function is fixed, but names {{got}} as the cause. {evidence} `CAUSES` lists the names to choose from"
+    told = (
+        f"your function is mended, and names {{got}} as the cause. {evidence} `CAUSES` lists the names to choose from"
+    )
     return {CAUSE: told}
