@@ -40,7 +40,7 @@ def test_every_picture_has_words(page: Path) -> None:
 
 def test_a_diagnosed_answer_and_a_page_of_the_doctor_come_before_any_explanation() -> None:
     first = README[: README.index("## Start")]
-    assert "(docs/images/answer.png)" in first and "(docs/images/doctor.png)" in first
+    assert "docs/images/answer.png" in first and "docs/images/doctor.png" in first
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
