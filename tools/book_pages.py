@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -30,7 +31,7 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
     text = index.read_text("utf-8").replace("CHAPTERS", chapter_table(chapters))
     for word, count in zip(("READING", "EXERCISES"), hours(), strict=True):
         text = text.replace(word, str(count))
-    index.write_text(text, "utf-8")
+    index.write_text(with_address(text), "utf-8")
     stems = [chapter.stem for chapter in chapters]
     worked = [stem for stem in stems if (pages / "exercises" / f"{stem}.ipynb").is_file()]
     written = {
@@ -69,7 +70,14 @@ def write_all(pages: Path, chapters: Sequence[Chapter]) -> None:
         written[f"more/{name}"] = outside_links(ROOT / "docs" / f"{name}.md")  # fmt: skip
     written |= {f"api/{chapter.word}": api_page(chapter) for chapter in chapters}
     for name, text in written.items():
-        (pages / f"{name}.md").write_text(text, "utf-8")
+        (pages / f"{name}.md").write_text(with_address(text), "utf-8")
+
+
+def with_address(text: str) -> str:
+    """Return a page with the repository's address where GitHub Actions, which publishes the book, names it."""
+    name = os.environ.get("GITHUB_REPOSITORY")
+    address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+    return text.replace("<the address of the repository>", address) if name else text
 
 
 def contents(title: str, words: str, names: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ STAMP = VENV / "installed.json"
 LOG = VENV / "install.log"
 CONSTRAINTS = ROOT / "constraints.txt"
 NEEDED = (3, 11)
-GIGABYTES = 2.5  # with a CPU build of torch
+GIGABYTES = 2  # with a CPU build of torch
 
 
 class Stop(Exception):

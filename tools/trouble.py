@@ -13,7 +13,8 @@ AGAIN = "and run the same command again: it goes on from here."
 TROUBLE = (
     (
         r"No space left on device|Disk quota exceeded|not enough free disk space",
-        "the disk is full. The course takes about {gigabytes} GB, with a CUDA build of torch several more. Free some space (or "
+        "the disk is full. The course takes about {gigabytes} GB with the CPU build of torch (make lab TORCH_INDEX="
+        "https://download.pytorch.org/whl/cpu) and 8 GB with CUDA's, pip's default on Linux. Free some space (or "
         f"set TMPDIR to a folder on a larger disk, if it is the one of {{tmp}} that is full) {AGAIN}",
     ),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import importlib
 import re
 import threading
 from collections.abc import Iterator
@@ -111,6 +112,17 @@ def test_no_picture_has_a_file_name_for_words(pages: dict[Path, Page]) -> None:
     alts = [(path.name, alt) for path, page in pages.items() for alt in page.alts]
     assert len(alts) > 80
     assert [one for one in alts if len(one[1].split()) < 3 or re.search(r"\w\.(png|gif|svg|jpe?g)", one[1])] == []
+
+
+def test_the_published_book_says_what_to_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    with_address = importlib.import_module("book_pages").with_address
+    index = (ROOT / "docs" / "book" / "index.md").read_text("utf-8")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "ada/amp_course")
+    monkeypatch.delenv("GITHUB_SERVER_URL", raising=False)
+    assert "git clone https://github.com/ada/amp_course amp_course &&" in with_address(index)
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    assert with_address(index) == index and "git clone <the address of the repository>" in index
 
 
 def test_blanks_stay_blank_and_cards_are_shown(book: Path) -> None:
