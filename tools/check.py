@@ -134,7 +134,9 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         # The reader's copies and progress are not the tests' to touch. Two processes run tests, so each gets one thread:
         # more threads than cores make small ops many times as slow.
-        environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
+        # Every kernel and every rank would compile the course again if Python might not keep what it has compiled.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
         lines, failed = run_all(names or [*QUICK, *PARTS], environment)
     verdict = f"FAILED in {' and '.join(failed)}" if failed else "All passed"
     print(f"\n{verdict}: {', '.join(lines)}; {time.monotonic() - start:.0f} s in all.")

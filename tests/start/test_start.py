@@ -56,6 +56,7 @@ def test_words_follow_the_numbers(seconds, peak, accuracy, bf16, words):
     assert ("emulate" in text) == (bf16 is EMULATED)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_batches_moves_the_accuracy_by_points():
     """As the words claim: in the taste's training, in fp32, after its least number of passes."""
     found = []
