@@ -21,8 +21,9 @@ LONGEST = [f"notebooks/{stem}.ipynb" for stem in ("10_distributed", "09_speed", 
 
 
 def pytest(*arguments: str) -> list[str]:
-    """Return the arguments for pytest in two processes."""
-    return ["-m", "pytest", "-n", "2", *arguments]
+    """Return the arguments for pytest in two processes, which do without nbval, slow to import, unless they ask for it."""
+    without = [] if "--nbval" in arguments or "--nbval-lax" in arguments else ["-p", "no:nbval"]
+    return ["-m", "pytest", "-n", "2", *without, *arguments]
 
 
 # name → what it checks, and the arguments for Python. These take one core and seconds: two run at a time.
