@@ -13,8 +13,13 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start.
-_scratch = tempfile.mkdtemp(prefix="amp_course_work_")
+# jsonschema would prepare a grammar of web addresses, which takes seconds, and no notebook needs it.
+sys.modules.setdefault("rfc3987_syntax", None)
+
+# Set here, not in a fixture: kernels and commands that tests start inherit it, whenever they start. In memory where there is
+# a place for it: a thousand checks save their progress, and each waits for the disk.
+_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+_scratch = tempfile.mkdtemp(prefix="amp_course_work_", dir=_memory)
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 os.environ["AMP_COURSE_WORK"] = os.path.join(_scratch, "my_work")
 

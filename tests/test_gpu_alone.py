@@ -1,4 +1,4 @@
-"""`pytest -m gpu` runs on a rented machine, with torch, scikit-learn, matplotlib and pytest, and nothing more."""
+"""What `tools/on_gpu.sh` runs on a rented machine needs torch, scikit-learn, matplotlib and pytest, and no Jupyter."""
 
 import os
 import subprocess
@@ -21,10 +21,20 @@ LACKING = [
 ]
 
 
+# What the parts of tools/on_gpu.sh import
+PARTS = [
+    "amp_course.cli",
+    "amp_course.debugging.doctor.command",
+    "amp_course.speed.bench.command",
+    "amp_course.speed.explain",
+    "benchmarks.gpu",
+]
+
+
 @pytest.mark.slow
 def test_the_gpu_tests_are_collected_without_jupyter_and_pytests_plugins():
     code = (
-        f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING}));"
+        f"import sys, pytest; sys.modules.update(dict.fromkeys({LACKING})); import {', '.join(PARTS)};"
         "sys.exit(pytest.main(['-q', '--collect-only', '-m', 'gpu', '-p', 'no:cacheprovider']))"
     )
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -21,8 +21,9 @@ LONGEST = [f"notebooks/{stem}.ipynb" for stem in ("10_distributed", "09_speed", 
 
 
 def pytest(*arguments: str) -> list[str]:
-    """Return the arguments for pytest in two processes."""
-    return ["-m", "pytest", "-n", "2", *arguments]
+    """Return the arguments for pytest in two processes, which do without nbval, slow to import, unless they ask for it."""
+    without = [] if "--nbval" in arguments or "--nbval-lax" in arguments else ["-p", "no:nbval"]
+    return ["-m", "pytest", "-n", "2", *without, *arguments]
 
 
 # name → what it checks, and the arguments for Python. These take one core and seconds: two run at a time.
@@ -134,7 +135,9 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         # The reader's copies and progress are not the tests' to touch. Two processes run tests, so each gets one thread:
         # more threads than cores make small ops many times as slow.
-        environment = os.environ | {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
+        # Every kernel and every rank would compile the course again if Python might not keep what it has compiled.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
         lines, failed = run_all(names or [*QUICK, *PARTS], environment)
     verdict = f"FAILED in {' and '.join(failed)}" if failed else "All passed"
     print(f"\n{verdict}: {', '.join(lines)}; {time.monotonic() - start:.0f} s in all.")

@@ -19,6 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from amp_course.course import CHAPTERS, available
 
+pytestmark = pytest.mark.slow  # it builds the whole book
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 15 * 2**20
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]

@@ -490,6 +490,7 @@ def test_killed_in_the_middle_of_writing(found: dict[str, Any]) -> None:
     assert found["kills, plain write"]["torn"] > 0  # so this would have been seen
 
 
+@pytest.mark.slow
 def test_processes_at_once_lose_nothing(found: dict[str, Any]) -> None:
     assert found["together"] == [50, 50]
     assert found["together, no lock"] != [50, 50]  # so this would have been seen

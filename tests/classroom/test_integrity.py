@@ -23,6 +23,7 @@ SETTLED = [torch.optim.SGD([torch.zeros(1)]), torch.optim.Adam([torch.zeros(1)])
 SCALER = find("loop").exercises()[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chapter", [chapter for chapter in CHAPTERS if chapter.word != "distributed"], ids=lambda one: one.word
 )

@@ -157,6 +157,7 @@ def test_sixteen_bits_do_worse_with_more_ranks(gradients):
     assert in_fp32[-1].relative_error < 0.2 * bf16[-1].relative_error
 
 
+@pytest.mark.slow
 def test_each_division_moves_the_window_of_loss_scales(gradients):
     def edges(divide):
         rows = measure_scales(gradients, torch.float16, divide=divide)

@@ -46,6 +46,7 @@ def shown_source(panel):
     return html.unescape("\n".join(kept)) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_preset_is_found_out(panel, name):
     panel.start.value = name

@@ -46,6 +46,7 @@ def by_rounding(values):
     return is_new.cumsum(0), (place - start + 1).cummax(0).values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [BF16, FP16, FP8_E4M3, FP8_E5M2], ids=lambda fmt: fmt.name)
 def test_distinct_equals_torchs_cast_for_every_length(fmt):
     positions = torch.arange(FAR, dtype=torch.float32)

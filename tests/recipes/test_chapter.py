@@ -74,6 +74,7 @@ def test_a_mean_of_300_overflows_at_219_pictures():
     assert loss.isinf() and half.grad.isfinite().all() and half.grad.any()  # it blinds, and need not kill
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_autocast_keeps_cross_entropy_in_fp32(device):
     assert probe_policy(device, torch.float16)["cross_entropy"].verdict == "fp32"
@@ -104,6 +105,7 @@ def test_what_the_recorded_map_shows():
             assert 0.08 < median(setting, "o0") - median(setting, recipe) < 0.095  # "8 to 9 points"
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_what_that_accuracy_went_into():
     """With a scale that fits from the start, O1 skips nothing and is as good as fp32."""
     fits = train_to_the_end("raw_sum", O1(loss_scale=0.25), 512, seed=1)

@@ -209,6 +209,7 @@ def swap_states(left, right):
         side.scaler.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_equals_pytorchs_scaler_over_drawn_schedules(record_property):
     ran = {"schedules": 0, "actions": 0, "steps": 0, "skips": 0, "errors": 0}
 

@@ -135,6 +135,7 @@ def test_workers_that_do_not_persist_end_with_the_loop_itself(run):
         assert kept and multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [one for one in ("spawn", "forkserver") if one in multiprocessing.get_all_start_methods()]
 )

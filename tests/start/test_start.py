@@ -64,6 +64,7 @@ def test_on_a_busy_machine_nothing_is_said_of_the_time():
     assert "too busy to tell" in figure.axes[0].get_title(loc="left")
 
 
+@pytest.mark.slow
 def test_the_order_of_the_batches_moves_the_accuracy_by_points():
     """As the words claim: in the taste's training, in fp32, after its least number of passes."""
     found = []
