@@ -17,7 +17,8 @@ agreed_step = Exercise(
     minutes=12, lines=8,
     task="Write `agreed_step(optimizer, scale)` for weights that are sharded: every rank holds others, and the gradients in "
     "`.grad` are this rank's own, `scale` times too large. Divide them by `scale`, then step; but if a gradient on **any** rank "
-    "holds an inf or a NaN, no rank may step. Return whether the step was taken, a bool that is the same on all ranks. A "
+    "holds an inf or a NaN, no rank may step. Return whether the step was taken, which is the "
+    "same on all ranks. A "
     "parameter may have no gradient, and on some rank perhaps none has one. After a skipped step, what is left in `.grad` does "
     "not matter.",
     hints=(
@@ -68,7 +69,7 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
         shard = [nn.Parameter(torch.ones(3 + rank)), nn.Parameter(torch.zeros(2, 2 - rank))]
         groups: list[dict[str, Any]] = [{"params": shard[:1]}, {"params": shard[1:], "lr": 0.25}]
         optimizer = SGD(groups, lr=0.5)
-        scale = 2.0 ** (8 + step % 3)
+        scale = 2.0 if HUGE in case else 2.0 ** (8 + step % 3)
         for place, weight in enumerate(shard):
             if case[rank] != NONE and (case[rank] != ONE_NONE or place != step % 2):
                 weight.grad = torch.randn(weight.shape, generator=generator) * scale
@@ -147,11 +148,15 @@ agreed_step.judge_by(
                 told="the ranks agree only after the step, which each of them has decided alone by then: reduce `found` first, "
                 "then decide"),
         Mistake("only rank 0 knows", edits={REDUCE: "dist.reduce(found, dst=0, op=dist.ReduceOp.MAX)"},
-                told=f"`dist.reduce` tells rank 0 alone, and the others decide by what they found themselves: {AGREE}"),
+                told=f"rank 0 alone knows what all ranks found, as after `dist.reduce`, and the "
+                f"others decide by what they found "
+                f"themselves: {AGREE}"),
         Mistake("rank 0 decides", edits={REDUCE: "dist.broadcast(found, src=0)"},
                 told=f"rank 0 decides for all by its own gradients, and the inf of another rank goes into the weights: {AGREE}"),
         Mistake("skips only if all found one", edits={REDUCE: "dist.all_reduce(found, op=dist.ReduceOp.MIN)"},
-                told="with MIN, all ranks must have found an inf before one skips: a single one is enough, so take MAX"),
+                told="ranks skip only if each of them has found an inf, as a reduction with MIN "
+                "or the mean of the flags gives it: one "
+                "rank's is enough, so reduce with MAX"),
         Mistake("reduces only where an inf was found", answer=_reduces_only_if_found,
                 told="only a rank that found an inf calls the all-reduce, and waits there forever: every rank has to call it, "
                 "each time"),
@@ -171,8 +176,9 @@ agreed_step.judge_by(
         Mistake("judges by the norm", edits={
                     FOUND: "squares = sum((grad.square().sum() for grad in grads), torch.zeros(()))\n"
                     "found = torch.tensor(float(not squares.isfinite()))"},
-                told="the sum of the squares is inf if a gradient is above 1.8e19, though all are finite, so a good step is "
-                "skipped: ask `isfinite()` of the gradients themselves"),
+                told="a step was skipped although all gradients are finite: their norm, or their "
+                "sum, can be inf where none of them is. "
+                "Ask `isfinite()` of the gradients themselves"),
         Mistake("MAX of the gradients", edits={
                     FOUND: "found = torch.stack([torch.zeros(()), *(grad.abs().max() for grad in grads)]).max()",
                     "if found == 0:": "if found.isfinite():", "return found.item() == 0": "return bool(found.isfinite())"},

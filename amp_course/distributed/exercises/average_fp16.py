@@ -50,6 +50,7 @@ SIZES = (
     (6e4, 6e4, "for elements up to 60,000 on both ranks, whose sum lies beyond fp16"),
     (1e-29, 1e-30, "for elements up to 1e-29"),
     (1e4, 1e-9, "for elements up to 10,000 on rank 0 and 1e-9 on rank 1"),
+    (1e-9, 1e4, "for elements up to 1e-9 on rank 0 and 10,000 on rank 1"),
     (0.0, 3.0, "for gradients of 0 on rank 0"),
 )
 MORE_SIZES = (
@@ -57,6 +58,7 @@ MORE_SIZES = (
     (1e-7, 6e-8, "for elements up to 1e-7, where fp16 ends"),
     (1e-12, 1e-12, "for elements up to 1e-12, far below fp16"),
     (1e30, 1e29, "for elements up to 1e30"),
+    (1e-30, 1e30, "for elements up to 1e-30 on rank 0 and 1e30 on rank 1"),
     (0.0, 0.0, "for gradients of 0"),
 )
 FITS = "an fp16 number ends at 65,504, and so does the sum over the ranks. The factor has to keep both below"
@@ -68,16 +70,17 @@ ELEMENTS = 48
 def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
     """Let the answer average the first cases, or with `more` the others and some over a group of one rank; return the turns."""
     rank, turns = dist.get_rank(), []
-    generator = torch.Generator().manual_seed(seed + rank)
+    ranks = range(dist.get_world_size())
+    generators = [torch.Generator().manual_seed(seed + one) for one in ranks]
 
-    def spiked(size: float) -> Tensor:
-        """Return a gradient with one large element among thousands of small ones, of the other sign."""
-        gradient = torch.rand(6, 1000, generator=generator) * -1e-6
+    def spiked(size: float, rank: int = rank) -> Tensor:
+        """Return a rank's gradient with one large element among thousands of small ones, of the other sign."""
+        gradient = torch.rand(6, 1000, generator=generators[rank]) * -1e-6
         gradient[rank, 7] = 1.0
         return gradient * size
 
-    def drawn(size: float) -> Tensor:
-        gradient = torch.rand(6, ELEMENTS // 6, generator=generator) * 2 - 1
+    def drawn(size: float, rank: int = rank) -> Tensor:
+        gradient = torch.rand(6, ELEMENTS // 6, generator=generators[rank]) * 2 - 1
         gradient[0, :2], gradient[0, 2] = 1.0, -1.0  # the largest ones meet the other rank's
         return gradient * size
 
@@ -86,18 +89,20 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
         got = read_tensor(call_on_rank(answer, case, gradient, group), case, shape=shape)
         return got, collectives_so_far()[before:]
 
-    gradients = [(case, drawn(sizes[rank])) for *sizes, case in (MORE_SIZES if more else SIZES)]
+    everyones = [(case, [drawn(sizes[one], one) for one in ranks]) for *sizes, case in (MORE_SIZES if more else SIZES)]
     spikes = (("positive", "negative", 1.0), ("negative", "positive", -6e4)) if more else ()
     for sign, other, size in spikes:
         case = f"for one {sign} element of {size:,g} on each rank, and thousands of small {other} ones"
-        gradients.append((case, spiked(size)))
-    for case, gradient in gradients:
+        everyones.append((case, [spiked(size, one) for one in ranks]))
+    for case, gradients in everyones:
+        gradient = gradients[rank].clone()
         elements = gradient.numel()
         room = FITS if gradient.any() else ZEROS
         got, called = average(case, gradient, dist.group.WORLD)
         sent = " and ".join(sorted({one.dtype for one in called if one.elements >= elements})) or "float16"
         facets = {
             "whether all of the mean is finite": bool(got.isfinite().all()),
+            UNITS: "its own" if _is_in_own_units(got, gradients, rank) else "that of all",
             "the mean": got,
             "what the gradient travels in": sent,
         }
@@ -118,6 +123,16 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
         got, _ = average(case, gradient, dist.group.WORLD)
         turns.append(Turn(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
     return turns
+
+
+def _is_in_own_units(got: Tensor, gradients: list[Tensor], rank: int) -> bool:
+    """Return True for what comes of the ranks' gradients if each is scaled by its own largest element, there and back."""
+    sizes = [float(one.abs().max()) for one in gradients]
+    terms = [one.double() / size for one, size in zip(gradients, sizes, strict=True) if size]
+    if len({*sizes}) == 1 or not terms:
+        return False
+    mixed = sum(terms, torch.zeros(())) * sizes[rank] / len(gradients)
+    return bool((got.double() - mixed).abs().max() <= 0.01 * mixed.abs().max()) and bool(got.isfinite().all())
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
@@ -159,6 +174,7 @@ def _sum_first(gradient: Tensor, group: Any) -> Tensor:
     return short.float() / dist.get_world_size(group)
 
 
+UNITS = "whose scale the result has"
 OWN_LARGEST = "largest = gradient.abs().max()"
 LARGEST = "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)"
 ZERO = "if largest == 0:\n    return torch.zeros_like(gradient)"
@@ -171,6 +187,10 @@ RANKS = "ranks = dist.get_world_size(group)"
 average_fp16.judge_by(
     right=right, play=play, tolerance=2e-3,
     said={"whether all of the mean is finite": "{case}, the result holds an inf or a NaN: {room}",
+          UNITS: "{case}, the result is what comes of scaling each rank's gradient by its own "
+          "largest element, so numbers in "
+          "different units were added up: agree on one largest element first, by an all-reduce "
+          "with MAX",
           "what the gradient travels in": "{case}, the gradient travels in {got}: what a collective sends has to be fp16",
           "collectives that run over all ranks": "{case}, `{got}` runs over all ranks and not over `group` alone: pass "
           "`group=group` to it",
@@ -206,6 +226,15 @@ average_fp16.judge_by(
         Mistake("each rank its own factor", breaks="on one rank or on all", edits={LARGEST: "pass"},
                 told="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
                 "largest with MAX first"),
+        Mistake("rank 0's largest", breaks="on one rank or on all",
+                edits={LARGEST: "dist.broadcast(largest, group=group, group_src=0)"},
+                told="the factor comes from one rank's largest element, and another rank's can "
+                "be larger, so that it overflows: "
+                "all-reduce the largest with MAX"),
+        Mistake("the least of the largest", edits={LARGEST: LARGEST.replace("MAX", "MIN")},
+                told="the factor comes from the smallest of the ranks' largest elements, so that "
+                "larger ones overflow: reduce "
+                "with MAX"),
         Mistake("no room for the sum", edits={FACTOR: "factor = 2.0**15.9 / largest"},
                 told="the factor brings the largest element to just below 65,504, so the sum of two such overflows: divide the "
                 "factor by the number of ranks"),

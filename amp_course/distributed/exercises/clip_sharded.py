@@ -15,7 +15,8 @@ clip_sharded = Exercise(
     chapter="distributed", name="clip_sharded", number=4, title="Clip a norm in pieces", difficulty=3, importance=4, minutes=12,
     lines=7,
     task="Write `clip_sharded(grads, max_norm)`: `grads` is a list of tensors, this rank's part of all gradients (the list "
-    "may be empty). Return the 2-norm of the gradients of all ranks together, as a float. If it is above `max_norm`, multiply "
+    "may be empty). Return the 2-norm of the gradients of all ranks together, a number. If it is "
+    "above `max_norm`, multiply "
     "each tensor in place by `max_norm` / norm; below, change nothing (the norm may be 0). The gradients may be fp16, whose "
     "squares overflow: compute the norm in fp32, and let it travel in fp32.",
     hints=(
@@ -114,6 +115,11 @@ def _own_norm_for_clipping(grads: list[Tensor], max_norm: float) -> float:
     return norm
 
 
+def _own_norm_for_deciding(grads: list[Tensor], max_norm: float) -> float:
+    own = _norm_of_norms(grads).item()
+    return right(grads, max_norm if own > max_norm else float("inf"))
+
+
 def _own_norm_for_clipping_even_0(grads: list[Tensor], max_norm: float) -> float:
     own = _norm_of_norms(grads).item()
     norm = right(grads, float("inf"))
@@ -138,7 +144,7 @@ OWN_DTYPE = (
 )
 SCALES_UP = "gradients whose norm is below `max_norm` are scaled up to it: multiply only if the norm is above"
 OWN_NORM = "the norm returned is right, but this rank clips by its own norm, {own}: all ranks have to use one factor"
-ADD_SQUARES = "squares can be added up over the ranks, norms cannot"
+ADD_SQUARES = "squares can be added up, norms cannot"
 
 clip_sharded.judge_by(
     right=right, play=play, tolerance=2e-3, mistakes=[
@@ -147,8 +153,13 @@ clip_sharded.judge_by(
                 "`dist.all_reduce`, before the root"),
         Mistake("the sum of the norms", edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
                 told=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
+        Mistake("the sum of the tensors' norms", edits={SQUARES: "total += grad.float().norm()", NORM: "norm = total.item()"},
+                told=f"this adds up the norms of the tensors: {ADD_SQUARES}. Add up squares, and "
+                f"take the root at the end"),
         Mistake("only rank 0 gets the sum", edits={REDUCE: "dist.reduce(total, dst=0)"},
-                told="`dist.reduce` gives the sum to rank 0 alone, and every rank needs it: `dist.all_reduce` gives it to all"),
+                told="rank 0 alone has the sum over all ranks, as after `dist.reduce`, and every "
+                "rank needs it: `dist.all_reduce` gives "
+                "it to all"),
         Mistake("the largest norm", edits={REDUCE: "dist.all_reduce(total, op=dist.ReduceOp.MAX)"},
                 told="this is the larger one of the ranks' norms: the squares of all ranks add up"),
         Mistake("the mean of the norms", edits={
@@ -184,6 +195,10 @@ clip_sharded.judge_by(
                 "are: multiply each in place, by `grad.mul_(…)`"),
         Mistake("clips by its own norm", answer=_own_norm_for_clipping, told=OWN_NORM),
         Mistake("clips by its own norm, even 0", answer=_own_norm_for_clipping_even_0, told=OWN_NORM),
+        Mistake("decides by its own norm", answer=_own_norm_for_deciding,
+                told="this rank looks at its own norm, {own}, to decide whether to clip: all "
+                "ranks have to decide by the norm of "
+                "all gradients, or only some of them clip"),
         Mistake("clips each tensor", answer=_each_tensor_by_its_own,
                 told="each tensor is clipped by its own norm, which changes the direction of the step: one factor for all"),
         Mistake("clamps the elements", edits={CLIP: "grad.clamp_(-max_norm, max_norm)"},

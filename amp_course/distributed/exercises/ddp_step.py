@@ -17,11 +17,15 @@ from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns
 ddp_step = Exercise(
     chapter="distributed", name="ddp_step", number=2, title="Accumulate, then talk once", difficulty=3, importance=5, minutes=15,
     lines=14,
-    task="Write `ddp_step(model, batches, loss_fn, optimizer, scaler, max_norm)`: one optimizer step from a list of (inputs, "
-    "targets), all of the same size; each rank has its own. `model` is wrapped in DDP. Run the forward passes under fp16 "
-    "autocast and use the scaler. The step takes the mean gradient over all micro-batches of all ranks, clipped to `max_norm`, "
-    "and clears the gradients afterwards, for the next step to start from none. DDP may all-reduce the gradients **once**, with "
-    "the last micro-batch.",
+    task="Write `ddp_step(model, batches, loss_fn, optimizer, scaler, max_norm)`: one optimizer "
+    "step over several "
+    "micro-batches. `model` is wrapped in DDP, and `batches` is this rank's list of (inputs, "
+    "targets), all of one size. Run the "
+    "forward passes under fp16 autocast and use the scaler. Step with the mean gradient over all "
+    "micro-batches of all ranks, "
+    "clipped to `max_norm`. DDP may all-reduce the gradients **once**, with the last "
+    "micro-batch. Your function "
+    "clears the gradients afterwards, not only when it is called again.",
     hints=(
         "DDP all-reduces in every `backward()`, and already takes the mean over the ranks. What is left for you to divide by?",
         "`with model.no_sync():` keeps a backward pass to this rank. It has to be around the forward pass too: that is where DDP "
@@ -160,6 +164,10 @@ ddp_step.judge_by(
         Mistake("divides by the world size twice", edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
                 told="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce takes "
                 "the mean: do not divide by the world size, neither the loss nor the gradients"),
+        Mistake("divides by the world size instead", edits={SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
+                told="the losses are divided by the number of ranks, which DDP has done already, "
+                "and not by the number of "
+                "micro-batches, {count}: divide by that"),
         Mistake("adds up the micro-batches", edits={SCALE: "scaler.scale(loss).backward()"},
                 told="the gradients of the micro-batches are added up: for their mean, divide each loss by the number of "
                 "micro-batches, {count}"),

@@ -15,7 +15,8 @@ from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
 mean_loss = Exercise(
     chapter="distributed", name="mean_loss", number=1, title="One loss to log", difficulty=2, importance=4, minutes=8, lines=5,
     task="Write `mean_loss(loss, samples)`, which every rank calls after its last batch. `loss` is the mean loss over this "
-    "rank's `samples` samples, a 0-d tensor in fp32 or fp16. Return the mean over the samples of all ranks, as a float, the same "
+    "rank's `samples` samples, a 0-d tensor in fp32 or fp16. Return the mean over the samples of "
+    "all ranks, a number that is the same "
     "on each. Ranks may have different numbers of samples; a rank with none has the loss NaN, which must not count. The NaN of a "
     "rank that has samples must come out as NaN. Compute in fp32.",
     hints=(
@@ -63,8 +64,19 @@ def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...
             loss, samples = case[dist.get_rank()]
             got = call_on_rank(answer, told, torch.tensor(loss, dtype=dtype), samples)
             number = read_number(got, told)
-            turns.append(Turn(told, {"the mean loss": number}, {"total": f"{sum(n for _, n in case):,}"}))
+            alike = "all alike" if _is_mean_of_means(number, case) else "by their samples"
+            facts = {"total": f"{sum(n for _, n in case):,}", "number": f"{number:g}"}
+            turns.append(Turn(told, {WEIGHTS: alike, "the mean loss": number}, facts))
     return turns
+
+
+def _is_mean_of_means(number: float, case: tuple[tuple[float, int], ...]) -> bool:
+    """Return True for the mean of the ranks' means, where that is not the mean over all samples."""
+    (one, count), (other, number_of_others) = case
+    if count == number_of_others or not math.isfinite(one + other):
+        return False
+    right_one = (one * count + other * number_of_others) / (count + number_of_others)
+    return math.isclose(number, (one + other) / 2, rel_tol=1e-3) and not math.isclose(number, right_one, rel_tol=1e-4)
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
@@ -90,10 +102,13 @@ def _only_where_it_counts(loss: Tensor, samples: int) -> float:
 
 
 WEIGH = "weigh each rank's mean by its samples: add up `loss * samples` and `samples` over the ranks, then divide"
+WEIGHTS = "how the ranks' means are weighted"
 OWN_SAMPLES = "the sum over all ranks is divided by this rank's samples alone: divide by those of all ranks, {total}"
 
 mean_loss.judge_by(
-    right=right, play=play, tolerance=1e-4, mistakes=[
+    right=right, play=play, tolerance=1e-4,
+    said={WEIGHTS: f"{{case}}, your {{number}} is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"},
+    mistakes=[
         Mistake("the mean of the means", breaks="Ranks may have different numbers of samples", answer=_mean_of_means,
                 told=f"this is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"),
         Mistake("this rank's own", breaks="the mean over the samples of all ranks", answer=lambda loss, samples: loss.item(),
@@ -115,8 +130,8 @@ mean_loss.judge_by(
                 told="a rank without samples leaves out the all-reduce, and the other waits there forever. Every rank has to "
                 "call it; one with no samples adds 0"),
         Mistake("reduces to rank 0", breaks="the same on each", edits={"dist.all_reduce(sums)": "dist.reduce(sums, dst=0)"},
-                told="`dist.reduce` gives the sum to one rank alone, and the others keep a partial one: `dist.all_reduce` "
-                "gives it to all"),
+                told="rank 0 alone has the sums over all ranks, as after `dist.reduce`: "
+                "`dist.all_reduce` gives them to all"),
         Mistake("sums in the loss's dtype", breaks="Compute in fp32",
                 edits={"sums = torch.tensor([total, float(samples)])": "sums = torch.tensor([total, samples], dtype=loss.dtype)"},
                 told="the sums are in the dtype of the loss. In fp16 they are rounded to 11 bits, and beyond 65,504 they are "

@@ -16,8 +16,10 @@ recompute = Exercise(
     chapter="patterns", name="recompute", number=7, title="Recompute under autocast", difficulty=3, importance=4, minutes=10,
     lines=3,
     task="Write `recompute(blocks, inputs)`: run blocks one after the other under autocast, keep only each block's input, and "
-    "run each block again in the backward pass, with the same dtypes, the same dropout and the same gradients as without. The "
-    "random generator ends where it would without. Under `no_grad`, outside of autocast, the output is that of the blocks, "
+    "run each block again in the backward pass, with the same dtypes, the same dropout and the "
+    "same gradients as if it ran once. "
+    "The random generator ends where it would without the second run. Under `no_grad`, outside "
+    "of autocast, the output is that of the blocks, "
     "without a graph.",
     hints=(
         "Backward runs outside of the region, and the random generator has moved on. What records both, and puts them back?",

@@ -16,8 +16,10 @@ resume_mid_accumulation = Exercise(
     importance=3, minutes=15, lines=18, takes="value",
     task="Write the pair `resume_mid_accumulation = (save_midway, load_midway)` for a run that may stop in the middle of an "
     "accumulation. `save_midway(path, model, optimizer, scaler, micro_step)` must not change the run. `load_midway(path, "
-    "model, optimizer, scaler)` puts these three of a new run where the old ones were, to the last bit, gradients included, "
-    "and returns the micro-step; the random state is the caller's. `torch.load(path, weights_only=True)` must accept the file.",
+    "model, optimizer, scaler)` gets these three of a new run and brings them to where the old "
+    "ones were, to the last bit, "
+    "gradients included, and returns the micro-step; the random state is the caller's. "
+    "`torch.load(path, weights_only=True)` must accept the file.",
     hints=(
         "What is there in the middle of a group that is not there between two updates? No `state_dict()` holds it.",
         "Save `{name: p.grad for name, p in model.named_parameters()}` unchanged: scaled, and None where there is none.",

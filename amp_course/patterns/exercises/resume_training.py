@@ -20,8 +20,9 @@ resume_training = Exercise(
     minutes=10, lines=9,
     task="Write `resume_training(path, model, optimizer, scaler, scheduler)`: load such a file into a new training, and return "
     "the step. A run with AMP may go on in fp32 (`scaler` is None), or one in fp32 with AMP (the file's scaler is None). Each "
-    "layer's mode stays as it is. Any other file, even one that lacks only `rng`, or none, raises an error (without a scaler, "
-    "the file's need not be looked at), and no code in it runs.",
+    "layer's mode stays as it is. A missing file raises an error. Any other file, even one that "
+    "lacks only `rng`, does so too, "
+    "and no code in it runs (where `scaler` is None, you need not look for the file's).",
     hints=(
         "Four parts have a `load_state_dict`. For one of them there are two reasons not to call it.",
         "`torch.load(path, weights_only=True)` refuses files with code in them. Errors are for the caller: catch none.",

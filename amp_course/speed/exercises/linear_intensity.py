@@ -15,8 +15,10 @@ linear_intensity = Exercise(
     chapter="speed", name="linear_intensity", number=1, title="The intensity of a linear layer", difficulty=2, importance=4,
     minutes=10, lines=6,
     task="Write `linear_intensity(batch, inputs, outputs, itemsize)` for y = x @ weight.T, with x of shape (batch, inputs), "
-    "weight of shape (outputs, inputs), no bias, and numbers of `itemsize` bytes. Return two tuples, one for the forward pass "
-    "and one for the backward pass: (FLOPs, bytes, FLOPs per byte). A multiply-add is 2 FLOPs. Each matmul reads both of its "
+    "weight of shape (outputs, inputs), no bias, and numbers of `itemsize` bytes. Return two "
+    "triples (FLOPs, bytes, FLOPs per byte), one for the "
+    "forward pass and one for the backward pass. A multiply-add is 2 FLOPs. Each matmul reads "
+    "both of its "
     "operands from memory and writes its result; the backward pass is two matmuls, one for the gradient of x and one for that "
     "of weight.",
     hints=(

@@ -19,7 +19,8 @@ from amp_course.speed.exercises.host_reads import HostReads
 make_fast = Exercise(
     chapter="speed", name="make_fast", number=6, title="Make a slow step fast", difficulty=4, importance=5, minutes=20, lines=13,
     task="Write `make_fast(model, batches, depth)`, which trains like the slow loop below: SGD with lr=0.1 and momentum=0.9, "
-    "one update per batch, under bf16 autocast. It returns the list of losses, and losses and weights are the same, up to the "
+    "one update per batch, under bf16 autocast. It returns the loss of each batch, and losses "
+    "and weights are the same, up to the "
     "rounding of bf16. But five things are gone: the Python loop over rows, the separate autocast region for each call (weights "
     "are cast again in each), the fp32 matmul in the head, the read of each loss, and the separate optimizer kernels for each "
     "parameter.",

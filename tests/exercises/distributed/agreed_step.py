@@ -136,7 +136,28 @@ def ends_the_group(optimizer, scale):
 
 
 RIGHT = {"all_gather_object": by_objects, "counts with SUM": by_sum, "MIN": by_min, "GradScaler's own op": by_scaler}
+
+
+def mean_of_flags(optimizer, scale):
+    grads = [p.grad.div_(scale) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    flag = torch.tensor(0.0 if all(grad.isfinite().all() for grad in grads) else 1.0)
+    dist.all_reduce(flag)
+    taken = bool(flag / dist.get_world_size() < 1)
+    optimizer.step() if taken else None
+    return taken
+
+
+def by_their_sums(optimizer, scale):
+    grads = [p.grad.div_(scale) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    flag = torch.tensor(0.0 if all(grad.sum().isfinite() for grad in grads) else 1.0)
+    dist.all_reduce(flag)
+    optimizer.step() if flag == 0 else None
+    return flag == 0
+
+
 WRONG = {
+    "the mean of the flags": (mean_of_flags, "skips only if all found one"),
+    "their sums": (by_their_sums, "judges by the norm"),
     "steps if a sum is positive": (by_norm_of_the_mean, None),
     "returns its own finding": (agrees_after_the_return_value, "returns what this rank found"),
     "writes zeros for inf": (zeroes_them_out, None),

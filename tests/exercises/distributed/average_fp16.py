@@ -157,7 +157,26 @@ RIGHT = {
     "by the norm": by_the_norm, "a power of two": by_power_of_two, "all_gather": by_gathering,
     "a safe largest element": with_a_safe_largest,
 }  # fmt: skip
+
+
+def smaller_on_others(gradient, group):
+    """Takes the largest element of the group's first rank."""
+    sizes = [torch.zeros(()) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, gradient.abs().max(), group=group)
+    return average(gradient, group, size=lambda _: sizes[0].clone(), target=2.0**14)
+
+
+def own_or_one(gradient, group):
+    largest = gradient.abs().max()
+    factor = 2.0**13 / (largest if largest else torch.ones(()))
+    short = (gradient * factor).half()
+    dist.all_reduce(short, group=group)
+    return short.float() / factor / dist.get_world_size(group)
+
+
 WRONG = {
+    "rank 0's scale": (smaller_on_others, "rank 0's largest"),
+    "a scale of its own, or 1": (own_or_one, None),
     "a scale of its own": (scales_by_own, None),
     "divides first": (adds_up_the_halves, "divides before the cast"),
     "clamps": (clamps, None),

@@ -149,7 +149,28 @@ RIGHT = {
     "all_gather_object": by_objects,
     "as clip_grad_norm_": as_torch_does,
 }
+
+
+def adds_norms(grads, max_norm):
+    norm = torch.tensor([sum((grad.float().norm().item() for grad in grads), 0.0)])
+    dist.all_reduce(norm)
+    for grad in grads if norm > max_norm else ():
+        grad.mul_(max_norm / norm)
+    return norm
+
+
+def some_clip(grads, max_norm):
+    squares = torch.tensor(sum((grad.double().square().sum().item() for grad in grads), 0.0))
+    above = squares.sqrt() > max_norm
+    dist.all_reduce(squares)
+    for grad in grads if above else ():
+        grad.mul_(max_norm / squares.sqrt())
+    return squares.sqrt().item()
+
+
 WRONG = {
+    "norms are added up": (adds_norms, "the sum of the tensors' norms"),
+    "looks at its own": (some_clip, "decides by its own norm"),
     "clips, then measures": (clips_first, None),
     "an equal share of the limit": (halves_of_the_limit, None),
     "stacks what may be empty": (stacks, None),

@@ -158,7 +158,17 @@ def normalises(*given):
 
 
 RIGHT = {"the flag of DDP": by_flag, "the last one apart": first_and_last, "one region, an exit stack": in_one_region}
+
+
+def by_ranks(model, batches, loss_fn, optimizer, scaler, max_norm):
+    def mean_over_ranks(output, targets):
+        return loss_fn(output, targets) * len(batches) / dist.get_world_size()
+
+    by_flag(model, batches, mean_over_ranks, optimizer, scaler, max_norm)
+
+
 WRONG = {
+    "divided by the ranks": (by_ranks, "divides by the world size instead"),
     "one large batch": (all_in_one_batch, None),
     "sums over the ranks by hand": (reduces_by_hand, None),
     "a step for each micro-batch": (steps_each, None),

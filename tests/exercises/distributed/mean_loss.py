@@ -114,8 +114,8 @@ RIGHT = {
 WRONG = {
     "an empty rank leaves": (leaves_out_the_empty_ones, None),
     "sums in fp16": (in_fp16, "sums in the loss's dtype"),
-    "a mean of means without NaN": (averages, None),
-    "a mean over the ranks that have samples": (counts_ranks_that_have_samples, None),
+    "a mean of means without NaN": (averages, "the mean of the means"),
+    "a mean over the ranks that have samples": (counts_ranks_that_have_samples, "the mean of the means"),
     "both sums": (returns_a_tensor_of_both, None),
     "raises on one rank": (raises_on_the_empty_rank, None),
     "hides a NaN": (hides_nan, "hides a NaN that counts"),
