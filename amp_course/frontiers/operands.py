@@ -58,7 +58,11 @@ class ByBlocks:
 
 @dataclass
 class Rotated:
-    """Rotate by a random Hadamard matrix, then round. Both operands of a product have to have the same size and seed."""
+    """Rotate by a random Hadamard matrix, then round. Both operands of a product have to have the same size and seed.
+
+    Here all three products are rotated. NVIDIA's recipe (arXiv:2509.25149) rotates the operands of the weight gradient
+    alone, 16 numbers at a time.
+    """
 
     then: Operand
     size: int = 32

@@ -196,3 +196,21 @@ def test_controls_have_names_and_explanations(panel):
     controls = (panel.outlier, panel.place, panel.size, panel.element, panel.scale, panel.rounding)
     assert all(control.description and control.tooltip for control in controls)
     assert len({control.description for control in controls}) == 6
+
+
+def test_the_chapters_questions_have_the_answers_that_it_gives(panel):
+    panel.outlier.value = 100.0
+    assert panel.row.zeroed_neighbours(panel.place.value) == 31
+    panel.size.value = 8
+    assert panel.row.zeroed_neighbours(panel.place.value) == 7
+    panel.size.value, panel.outlier.value, found = 32, 20.0, []
+    for rounding in ("down", "up"):
+        panel.scale.value = f"E8M0, rounded {rounding}"
+        became = float(panel.row.rounded[panel.place.value]) / panel._unit
+        found.append((round(became, 1), panel.row.zeroed_neighbours(panel.place.value)))
+    assert found == [(16.7, 14), (22.3, 26)]
+    panel.outlier.value, panel.scale.value, keep = 1000.0, "E8M0, rounded down", []
+    for name, element in panel.element.options:
+        panel.element.value = element
+        keep += [] if panel.row.zeroed_neighbours(panel.place.value) else [name]
+    assert keep == ["E5M2", "E4M3"]
