@@ -198,8 +198,7 @@ def test_controls_have_names_and_explanations(panel):
     assert len({control.description for control in controls}) == 6
 
 
-def test_the_chapters_questions_have_the_answers_that_it_gives() -> None:
-    panel = BlockExplorer()
+def test_the_chapters_questions_have_the_answers_that_it_gives(panel):
     panel.outlier.value = 100.0
     assert panel.row.zeroed_neighbours(panel.place.value) == 31
     panel.size.value = 8
