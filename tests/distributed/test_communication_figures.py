@@ -84,7 +84,7 @@ def test_ring_and_tree_differ_by_line_and_formats_by_colour_and_errors_are_writt
     bf16, fp16 = FORMAT_COLOURS["bf16"], FORMAT_COLOURS["fp16"]
     looks = [(line.get_color(), line.get_linestyle()) for line in error.lines]
     assert looks == [(bf16, "-"), (bf16, "--"), (fp16, ":"), (fp16, "-")]
-    assert [text.get_text() for text in error.texts] [:3] == ["14.8 %", "0.98 %", "0.04 %"]
+    assert [text.get_text() for text in error.texts][:3] == ["14.8 %", "0.98 %", "0.04 %"]
 
 
 def test_a_window_of_scales_is_told_in_words():
