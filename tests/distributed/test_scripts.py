@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 from amp_course.distributed.communication.setups import FSDP2_ON_CPU
 from amp_course.distributed.launching import find_script, run_script
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.slow  # `make test` would take too long with it
 NAMES = ("ddp_amp", "fsdp2_amp", "tensor_parallel_amp")
 
 
-def run(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+def run(script: str, *arguments: object, ranks: int = 2) -> list[str]:
     """Run a script; return what each rank printed."""
     found = run_script(script, *arguments, ranks=ranks, seconds=120)
     assert found.ok, found.problem
@@ -73,3 +75,25 @@ def test_a_skip_decided_alone_ends_by_its_timeout() -> None:
     assert not found.ok and found.problem is not None
     assert "rank 0 skips step 2" in found.output[0] and "rank 1 runs the backward pass of step 3" in found.output[1]
     assert "Timed out waiting 5000" in found.problem and "for another rank, which never came" in found.problem
+
+
+@pytest.mark.parametrize("accumulate", [3, 5])
+def test_ddp_trains_as_one_process_would_with_every_sample_counting_the_same(accumulate: int, tmp_path: Path) -> None:
+    run(
+        "ddp_amp", "--dtype", "fp32", "--epochs", "1", "--accumulate", accumulate, "--checkpoint", tmp_path / "ranks.pt"
+    )
+    inputs, targets = map(torch.tensor, load_digits(return_X_y=True))
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)).tolist()
+    order += order[: len(order) % 2]  # the sampler's: the same number for both ranks, who take turns
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    step = 2 * 32 * accumulate
+    for begin in range(0, len(order), step):  # all samples of a step at once
+        rows = order[begin : begin + step]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs[rows].float() / 16), targets[rows]).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+    saved = torch.load(tmp_path / "ranks.pt")["model"]
+    torch.testing.assert_close(saved, dict(net.state_dict()), rtol=1e-3, atol=1e-5)
