@@ -47,7 +47,7 @@ def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
     in_main = threading.current_thread() is threading.main_thread()
     with held():
         limit = _by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog
-        return limit(seconds, released(work), _Clock(seconds, patience))
+        return limit(_Clock(seconds, patience), released(work))
 
 
 class _Clock:
@@ -81,7 +81,7 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
     return False
 
 
-def _by_timer(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
+def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     armed, shots, late = False, 0, TimeUp()
     outermost, old, handled = sys._getframe(), (sys.gettrace(), sys.getprofile()), sys.exception()
 
@@ -101,7 +101,7 @@ def _by_timer(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
         raise TimeUp
 
     old_handler = signal.signal(signal.SIGALRM, ring)
-    old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, clock.seconds, _AGAIN)
     result: T | None = None
     error: BaseException | None = None
     try:
@@ -190,7 +190,7 @@ def _unset_breaker(throw: Callable[[], object]) -> None:
         pass
 
 
-def _by_watchdog(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
+def _by_watchdog(clock: _Clock, work: Callable[[], T]) -> T:
     # The calls are put together beforehand: between a pending exception and `clear` must be no other call.
     set_exception, target = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
     throw = functools.partial(set_exception, target, ctypes.py_object(TimeUp))
@@ -204,7 +204,7 @@ def _by_watchdog(seconds: float, work: Callable[[], T], clock: _Clock) -> T:
 
     def watch() -> None:
         nonlocal shots
-        wait = seconds
+        wait = clock.seconds
         while not done.wait(wait):
             if armed and spared():
                 wait = _AGAIN

@@ -29,7 +29,7 @@ from amp_course.classroom.integrity import Part, fingerprint, replaced
 from amp_course.classroom.verdict import Seal, Verdict
 
 LIMIT = 256 * 2**20  # bytes of an answer
-PATIENCE = 20.0  # seconds for what a check does besides running the answer
+PATIENCE = 40.0  # seconds for what a check does besides running the answer, and for a busy machine
 _MOST = 5  # of each kind of evidence
 
 

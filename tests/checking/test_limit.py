@@ -485,9 +485,9 @@ def late():
     while True:
         time.sleep(0.01)
 
-assert limit._by_watchdog(9, lambda: 3) == 3
+assert limit._by_watchdog(limit._Clock(9, 1), lambda: 3) == 3
 try:
-    limit._by_watchdog(0.1, late)
+    limit._by_watchdog(limit._Clock(0.1, 1), late)
 except limit.TimeUp:
     print("time up")
 seen = []

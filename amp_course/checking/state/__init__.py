@@ -6,9 +6,10 @@ a fault. Then the settings of torch (`torch_settings`, `torch_autograd`), of Pyt
 matplotlib and others (`libraries`). Random states are in `kit.random_state`, SIGALRM is the time limit's (`checking.limit`).
 Nothing here starts CUDA.
 
-Not covered: what an answer changes inside objects (a list, a model, a function's code), files that it writes, `faulthandler`,
-resource limits, file descriptors (`os.dup2`), private variables of libraries and plain ones of classes, and a matplotlib that
-it is the first to load. Threads and processes that it starts are named and go on running.
+Not covered: what an answer changes inside objects (a list, a model, a function's code), files that it writes outside of
+its temporary folder, `faulthandler`, resource limits, file descriptors (`os.dup2`), private variables of libraries and
+plain ones of classes, and a matplotlib that it is the first to load. Threads and processes that it starts are named and
+go on running.
 """
 
 from amp_course.checking.state.interpreter import INTERPRETER
