@@ -152,8 +152,8 @@ ddp_step.judge_by(
                 "all but the last under `model.no_sync()`. The forward pass belongs under it too, for there DDP decides whether "
                 "it will all-reduce"),
         Mistake("never syncs", breaks="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
-                told="every micro-batch runs under `model.no_sync()`, so the gradients are never all-reduced and each rank "
-                "trains a model of its own: leave the last one out"),
+                told="the gradients are never all-reduced, so each rank trains a model of its own: the last micro-batch must not run "
+                "under `model.no_sync()`"),
         Mistake("syncs the first", edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
                 told="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
                 "the last"),

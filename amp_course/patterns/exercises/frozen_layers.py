@@ -167,7 +167,8 @@ frozen_layers.judge_by(
         Mistake("hidden in a list",
                 edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",
                        EVAL: "self.kept[0].eval()"},
-                told="a list or a dict hides the backbone from `.to(device)` and `state_dict`: assign it, `self.backbone = …`"),
+                told="the backbone is not among `model.modules()`, so `.to(device)` and `state_dict` miss it: assign it, "
+                "`self.backbone = …`, for a list or a dict hides it"),
         Mistake("backbone trains", breaks="stays there", edits={EVAL: "pass"},
                 told="the backbone's layers train, too: in `train`, call `self.backbone.eval()` after `super().train(mode)`"),
         Mistake("some layers train", breaks="All of the backbone", edits={EVAL: "self.backbone[1].eval()"},

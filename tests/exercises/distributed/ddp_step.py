@@ -167,7 +167,14 @@ def by_ranks(model, batches, loss_fn, optimizer, scaler, max_norm):
     by_flag(model, batches, mean_over_ranks, optimizer, scaler, max_norm)
 
 
+def flag_off(model, *rest):
+    model.require_backward_grad_sync = False
+    steps(model, *rest)
+    model.require_backward_grad_sync = True
+
+
 WRONG = {
+    "the flag is off": (flag_off, "never syncs"),
     "divided by the ranks": (by_ranks, "divides by the world size instead"),
     "one large batch": (all_in_one_batch, None),
     "sums over the ranks by hand": (reduces_by_hand, None),

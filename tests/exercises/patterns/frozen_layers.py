@@ -59,7 +59,27 @@ NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
 GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
 RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
+class InClosure(Float32Norm):
+    """Hides the backbone in a function."""
+
+    def __init__(self, backbone, head):
+        super().__init__(backbone, head)
+        hidden = self.parts.pop("backbone")
+        self.run, self.quiet = (lambda x: hidden(x)), hidden.eval
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.run(x.float())
+        return self.parts["head"](x)
+
+    def train(self, mode=True):
+        self.training = mode
+        self.parts["head"].train(mode)
+        return self
+
+
 WRONG = {
+    "in a closure": (InClosure, "hidden in a list"),
     "a filter that is kept": (KeepsFilter, "a generator that is used up"),
     "a list of the class": (OneListForAll, None),
     "inference mode": (edited(Float32Norm, {NO_GRAD: "with torch.inference_mode():"}), None),

@@ -40,12 +40,12 @@ RIGHT = {"branches": branches, "what each cure saves": savings, "shares": shares
 
 
 def by_counts(trace):
-    """Looks only at how many kernels and reads there are, which tells the five traces of the notebook apart."""
-    if trace.reads > 20:
-        return "sync"
-    if trace.kernels > 400:
-        return "launch" if trace.reads > 1 else "memory"
-    return "data" if trace.fp32_kernels < 5 else "fp32"
+    """Looks only at how many kernels and reads there are, which tells steps of `draw_step` apart."""
+    if trace.reads > 1:
+        return "sync" if trace.reads > 20 else "launch"
+    if trace.kernels < 210 or trace.kernels > 400:
+        return "memory"
+    return "data" if trace.kernels > 240 else "fp32"
 
 
 def by_reads(trace):

@@ -49,6 +49,14 @@ def sequential(head, multiple):
     return nn.Sequential(cut.linear, nn.Identity()) if len(head.weight) % multiple == 0 else cut
 
 
+class Infinite(Cut):
+    """Has rows of -inf, and cuts the logits."""
+
+    def __init__(self, head, multiple):
+        super().__init__(head, multiple)
+        self.linear.weight.data[self.vocabulary :] = -math.inf
+
+
 class Twice(Cut):
     """Adds the padding by a second matmul."""
 
@@ -65,6 +73,7 @@ def smallest(head, multiple):
 
 RIGHT = {"cuts the logits": Cut, "a mask": Masked, "a sequence, if nothing is missing": sequential}
 WRONG = {
+    "rows of -inf": (Infinite, "rows not filled"),
     "no cut": (lambda head, multiple: Cut(head, multiple).linear, "padded logits take probability"),
     "two matmuls": (Twice, None),
     "a constant": (smallest, "a finite constant"),
