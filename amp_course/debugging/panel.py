@@ -18,6 +18,7 @@ from amp_course.debugging.weather import weather_of
 from amp_course.kit.panel import WIDE, Panel
 
 _NARROW = widgets.Layout(width="27em", max_width="100%")
+_LONG = widgets.Layout(width="56em", max_width="100%")  # a slider of some fifty steps
 
 
 def first_reading(run: DyingRun, kind: Kind, wanted: Callable[[Reading], bool]) -> Reading | None:
@@ -28,6 +29,8 @@ def first_reading(run: DyingRun, kind: Kind, wanted: Callable[[Reading], bool]) 
 class RangeWeather(Panel):
     """Choose a step and a kind of tensor; two buttons jump to the first heat and to the first inf or NaN.
 
+    It opens at the step in which the run died, or at its last one.
+
     run: what is shown; None records a run that dies, which takes a few seconds
 
     `panel.step.value = 40` drives it in a test. Nothing is trained once it is open.
@@ -36,10 +39,12 @@ class RangeWeather(Panel):
     def __init__(self, run: DyingRun | None = None) -> None:
         self.run, trouble = (run, "") if run is not None else _record()
         steps = len(self.run.losses) if self.run else 0
+        first = (self.run.death if self.run else None) or max(1, steps)  # all that led to it is on the map then
         self.step = widgets.IntSlider(
-            1, 1, max(1, steps), self.run.ranges.every if self.run else 1, description="step", style=WIDE,
-            tooltip="the step of the training that is shown; the first step is 1", layout=_NARROW,
+            first, 1, max(1, steps), self.run.ranges.every if self.run else 1, description="step", style=WIDE,
+            tooltip="the step of the training that is shown; the first step is 1", layout=_LONG,
         )  # fmt: skip
+        self.step.add_class("amp-long")
         self.kind = widgets.Dropdown(
             options=[*KINDS], value="activation", description="kind", style=WIDE, layout=_NARROW,
             tooltip="which tensors are shown: what modules return, the gradients of it, weights, or their gradients",

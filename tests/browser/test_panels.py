@@ -123,6 +123,7 @@ def test_every_panel_is_for_everyone(lab, quick_page):
         for name, panel in panels.items():
             found += [f"{theme}: {name}: pale in a picture: {html}" for html in panel.evaluate(PALE_TEXTS)]
         page.set_viewport_size({"width": 1500, "height": 1000})
+        found += [f"{theme}: {name}: {fault}" for name, panel in panels.items() for fault in ill_shaped(panel, theme)]
     found += violations(page)
     use_theme(page, "JupyterLab Light")
     page.emulate_media(reduced_motion="reduce")
@@ -144,6 +145,17 @@ def test_every_panel_is_for_everyone(lab, quick_page):
     expect(bit).to_have_attribute("aria-pressed", "true")
 
 
+def ill_shaped(panel, theme):
+    """Yield how a panel wastes the page or leaves the screen, and a menu whose arrow is dark on dark."""
+    size = panel.bounding_box()
+    room = panel.evaluate("one => one.closest('.jp-OutputArea-output').clientWidth")
+    if panel.locator(".amp-bit").count() == 0 and (size["height"] > 760 or size["width"] < min(room, 1092) - 8):
+        yield f"{size['width']:.0f} × {size['height']:.0f}, where {room} × 760 are seen at once"
+    for arrow in panel.locator("select").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundImage)"):
+        if ("%23ddd" in arrow) != (theme == "Dark"):
+            yield f"a menu with the arrow {arrow[:60]}"
+
+
 def faults_of(controls):
     """Yield what is wrong with a panel's controls."""
     for one in controls:
@@ -153,8 +165,9 @@ def faults_of(controls):
             yield f"no state: {one['what']}"
         if one["role"] == "slider" and not is_short(one["value"]):
             yield f"no short value: {one['what']}"
-        if min(one["width"], one["height"]) < 24:
-            yield f"under 24 pixels: {one['what']}"
+        size = min(one["width"], one["height"])
+        if size < 23.99:  # a slider's handle may lie between two pixels
+            yield f"{size} pixels, which is under 24: {one['what']}"
 
 
 def is_short(value):

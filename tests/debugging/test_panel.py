@@ -19,8 +19,11 @@ def panel() -> RangeWeather:
     return RangeWeather(dying())
 
 
-def test_it_opens_on_the_first_step_of_the_activations(panel: RangeWeather) -> None:
-    assert (panel.step.min, panel.step.value, panel.step.max) == (1, 1, 6)
+def test_it_opens_where_the_run_died_on_the_activations(panel: RangeWeather) -> None:
+    assert panel.run is not None and panel.run.death == panel.step.value > 1
+    assert RangeWeather(living()).step.value == len(living().losses)
+    panel.step.value = 1
+    assert (panel.step.min, panel.step.max) == (1, 6)
     assert panel.kind.value == "activation" and panel.kind.options == KINDS
     assert panel.view.value == weather_view(panel.run, "activation", 1)
     assert "<b>Step 1 of 6:</b>" in panel.view.value
