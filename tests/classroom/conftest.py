@@ -14,11 +14,14 @@ from amp_course.classroom.folder import ClassFolder, create
 from amp_course.course import Chapter
 
 
+HERE = Path(__file__).parent
+
+
 @pytest.hookimpl(tryfirst=True)  # before the marks choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs a class, which nbgrader takes long to make, is of the slow part."""
     for item in items:
-        if "made" in getattr(item, "fixturenames", ()):
+        if item.path.parent == HERE and "made" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
 
 
