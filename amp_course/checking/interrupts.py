@@ -6,9 +6,11 @@ Outside of a check, and where somebody else handles the signal, nothing here doe
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar, cast
@@ -24,10 +26,34 @@ class _State:
 _state = _State()
 
 
+_LATER = 0.01  # seconds until another attempt, where an exception would be printed and forgotten
+_WEAKREF = ("_weakrefset.py", "weakref.py")
+
+
 def _note(signum: int, frame: FrameType | None) -> None:
     _state.pending = True
-    if not _state.held:
-        raise KeyboardInterrupt
+    if _state.held:
+        return
+    if _is_forgotten(frame):
+        threading.Thread(target=_try_later, daemon=True, name="amp_course interrupts").start()
+        return
+    raise KeyboardInterrupt
+
+
+def _try_later() -> None:
+    time.sleep(_LATER)
+    if _state.pending:  # else the check has ended meanwhile
+        _thread.interrupt_main()
+
+
+def _is_forgotten(frame: FrameType | None) -> bool:
+    """Return True in a `__del__` and in the callback of a weak reference: Python prints what is raised there, and goes on."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.endswith(_WEAKREF):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager
