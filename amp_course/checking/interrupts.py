@@ -1,6 +1,7 @@
-"""Ctrl-C during a check: it raises KeyboardInterrupt at once, but never while something is being put back.
+"""Ctrl-C during a check: KeyboardInterrupt at once, but never while something is being put back.
 
-A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt off until the job is done.
+A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt
+off until the job is done.
 Outside of a check, and where somebody else handles the signal, nothing here does anything.
 """
 
@@ -47,7 +48,10 @@ def _try_later() -> None:
 
 
 def _is_forgotten(frame: FrameType | None) -> bool:
-    """Return True in a `__del__` and in the callback of a weak reference: Python prints what is raised there, and goes on."""
+    """Return True in a `__del__` or the callback of a weak reference.
+
+    Python prints what is raised there, and goes on.
+    """
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or code.co_filename.endswith(_WEAKREF):
@@ -58,7 +62,7 @@ def _is_forgotten(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Take over what Ctrl-C does, until the block ends; only in the main thread, and only from Python's own handler."""
+    """Take over what Ctrl-C does until the block ends, in the main thread, from Python's own handler."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -75,7 +79,7 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends. Raises KeyboardInterrupt then, even if it came before."""
+    """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then, even if it came before."""
     before = _state.held
     _state.held = before + 1
     try:
@@ -87,7 +91,7 @@ def held() -> Iterator[None]:
 
 
 def released(work: Callable[[], T]) -> Callable[[], T]:
-    """Return `work` for a call inside of `held`: while it runs, Ctrl-C does what it does outside of that block."""
+    """Return `work` for a call inside `held`: while it runs, Ctrl-C does what it does outside."""
 
     def call() -> T:
         outside, result, error = max(0, _state.held - 1), None, None
@@ -98,7 +102,8 @@ def released(work: Callable[[], T]) -> Callable[[], T]:
             result = work()
         except BaseException as raised:
             error = raised
-        _state.held = outside + 1  # subtle: Python delivers no signal between the end of the work and this store
+        # subtle: Python delivers no signal between the end of the work and this store
+        _state.held = outside + 1
         try:
             if error is not None:
                 raise error
