@@ -123,8 +123,8 @@ _KNOWN: list[tuple[str, str]] = [
     ),
     (
         r"^(EOFError: (nobody types|EOF when reading)|StdinNotImplementedError|BdbQuit)",
-        "nobody can answer `input()` or use `breakpoint()` while a check runs: take what you need from the arguments, and to "
-        "debug your function, call it yourself",
+        "nobody can answer `input()` or use `breakpoint()` while a check runs: take what you need from "
+        "the arguments, and to debug your function, call it yourself",
     ),
     (r"^NameError", "a name is used before it is defined: run the cells above, or look for a typo"),
     (r"^RecursionError", "the function calls itself endlessly, or deeper than Python allows"),
@@ -149,7 +149,7 @@ def where(error: BaseException) -> str:
         traceback = traceback.tb_next
     if found is None:
         return ""
-    text = short(linecache.getline(*found).strip().removesuffix(":"))  # more follows, perhaps after a colon of ours
+    text = short(linecache.getline(*found).strip().removesuffix(":"))  # ours may follow
     return f" in line {found[1]}, `{text}`" if text else f" in line {found[1]}"
 
 

@@ -1,14 +1,17 @@
-"""Ctrl-C during a check: it raises KeyboardInterrupt at once, but never while something is being put back.
+"""Ctrl-C during a check: KeyboardInterrupt at once, but never while something is being put back.
 
-A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt off until the job is done.
+A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt
+off until the job is done.
 Outside of a check, and where somebody else handles the signal, nothing here does anything.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar, cast
@@ -24,15 +27,42 @@ class _State:
 _state = _State()
 
 
+_LATER = 0.01  # seconds until another attempt, where an exception would be printed and forgotten
+_WEAKREF = ("_weakrefset.py", "weakref.py")
+
+
 def _note(signum: int, frame: FrameType | None) -> None:
     _state.pending = True
-    if not _state.held:
-        raise KeyboardInterrupt
+    if _state.held:
+        return
+    if _is_forgotten(frame):
+        threading.Thread(target=_try_later, daemon=True, name="amp_course interrupts").start()
+        return
+    raise KeyboardInterrupt
+
+
+def _try_later() -> None:
+    time.sleep(_LATER)
+    if _state.pending:  # else the check has ended meanwhile
+        _thread.interrupt_main()
+
+
+def _is_forgotten(frame: FrameType | None) -> bool:
+    """Return True in a `__del__` or the callback of a weak reference.
+
+    Python prints what is raised there, and goes on.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.endswith(_WEAKREF):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Take over what Ctrl-C does, until the block ends; only in the main thread, and only from Python's own handler."""
+    """Take over what Ctrl-C does until the block ends, in the main thread, from Python's own handler."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -49,7 +79,7 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends. Raises KeyboardInterrupt then, even if it came before."""
+    """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then, even if it came before."""
     before = _state.held
     _state.held = before + 1
     try:
@@ -61,7 +91,7 @@ def held() -> Iterator[None]:
 
 
 def released(work: Callable[[], T]) -> Callable[[], T]:
-    """Return `work` for a call inside of `held`: while it runs, Ctrl-C does what it does outside of that block."""
+    """Return `work` for a call inside `held`: while it runs, Ctrl-C does what it does outside."""
 
     def call() -> T:
         outside, result, error = max(0, _state.held - 1), None, None
@@ -72,7 +102,8 @@ def released(work: Callable[[], T]) -> Callable[[], T]:
             result = work()
         except BaseException as raised:
             error = raised
-        _state.held = outside + 1  # subtle: Python delivers no signal between the end of the work and this store
+        # subtle: Python delivers no signal between the end of the work and this store
+        _state.held = outside + 1
         try:
             if error is not None:
                 raise error

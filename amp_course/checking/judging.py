@@ -4,12 +4,14 @@ A **play** runs any answer on cases and yields, turn by turn, the facets of what
 right answer's is the one to explain. A cause is named only if a mistake in the table does what the answer did, on every turn;
 otherwise the message says what was seen: the case, what is right and what came.
 
-At the end every answer plays the first case once more: whatever it keeps from call to call shows in another result.
+At the end every answer plays the first case once more: what it keeps from call to call then shows
+in another result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import random
@@ -37,9 +39,9 @@ _RAISED, _REFUSED = "raised", "refused"
 
 REMEMBERS = "remembers an earlier call"
 _REMEMBERS = (
-    "your code gives another result when the check repeats its first case at the end. Something lasts from one call to the "
-    "next: look for a default argument such as `seen=[]`, a global variable, an attribute of the class, a cache, or an iterator "
-    "that is used up"
+    "your code gives another result when the check repeats its first case at the end. Something "
+    "lasts from one call to the next: look for a default argument such as `seen=[]`, a global "
+    "variable, an attribute of the class, a cache, or an iterator that is used up"
 )
 
 Play = Callable[[Any, random.Random], Iterator["Turn"]]
@@ -118,7 +120,8 @@ class Judge:
             left.remarks += found.remarks
         # A leak is named already, and the next call works in what this one left changed.
         turns: Any = _once if found.leaks else iter
-        wrong = self.explain([*turns(mine)], [*turns(right)], lambda one: turns(self.turns_of_mistake(one, seed)))
+        played = functools.partial(self.turns_of_mistake, seed=seed)
+        wrong = self.explain([*turns(mine)], [*turns(right)], lambda one: turns(played(one)))
         if wrong is not None:
             raise wrong
 
@@ -128,7 +131,8 @@ class Judge:
         """Return the diagnosis for an answer's turns, None for those of a right one; `played` gives a mistake's turns."""
         for turn in right:
             if {_RAISED, _REFUSED} & turn.facets.keys():
-                raise RuntimeError(f"the course's own answer fails: {turn.facets}") from turn.facts.get("error")
+                error = turn.facts.get("error")
+                raise RuntimeError(f"the course's own answer fails: {turn.facets}") from error
         place, facet = self._first_difference(mine, right)
         if not facet:
             return None
@@ -145,12 +149,13 @@ class Judge:
                 return Wrong(self._with_evidence(told, facet, wanted, here), mistake.name)
         seen = self._seen(facet, wanted, here)
         if mine[-1].again and (other := self._first_difference(mine[-1:], mine[:1])[1]):
-            seen = self._seen(other, mine[0], mine[-1]) if place else seen  # place 0: the first time is no measure
+            if place:  # else the first time is wrong, too
+                seen = self._seen(other, mine[0], mine[-1])
             return Wrong(_and_then(_REMEMBERS, f"{seen[:1].upper()}{seen[1:]}"), REMEMBERS)
         earlier = self._earlier(facet, mine, right, place)
-        return Wrong(
-            _and_then(seen, f"You give the same {earlier}: does something last from call to call?") if earlier else seen
-        )
+        if earlier:
+            seen = _and_then(seen, f"You give the same {earlier}: does something last from call to call?")
+        return Wrong(seen)
 
     def turns(self, answer: Any, seed: int) -> list[Turn]:
         """Play an answer on what a seed draws, and return all its turns."""
@@ -201,19 +206,15 @@ class Judge:
         return 0, ""
 
     def _earlier(self, facet: str, mine: list[Turn], right: list[Turn], place: int) -> str:
-        """Return an earlier case with the same result, where another one is right: it may be kept from there, or constant."""
-        if (
-            not 0 < place < min(len(mine), len(right))
-            or facet not in mine[place].facets.keys() & right[place].facets.keys()
-        ):
+        """Return an earlier case in which the answer gave the same and another result is right."""
+        if not 0 < place < min(len(mine), len(right)):
             return ""
-        got, want = mine[place].facets[facet], right[place].facets[facet]
-        if not _is_telling(got):
-            return ""
+        got, want = (turns[place].facets.get(facet, MISSING) for turns in (mine, right))
         for one, other in zip(mine[:place], right, strict=False):
             same = alike(one.facets.get(facet, MISSING), got, self.tolerance)
-            told = one.case.startswith(("for ", "with "))  # not "at step 2", where it may depend on steps before
-            if same and told and not alike(other.facets.get(facet, MISSING), want, self.tolerance):
+            apart = not alike(other.facets.get(facet, MISSING), want, self.tolerance)
+            # What a step does ("at step 2") may depend on those before.
+            if same and apart and _is_telling(got) and one.case.startswith(("for ", "with ")):
                 return one.case
         return ""
 

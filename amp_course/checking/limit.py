@@ -28,7 +28,7 @@ T = TypeVar("T")
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _INSIST = 0.003  # seconds between further attempts
 _STEPS = 200  # bytecodes between two attempts, at most
-PATIENCE = 3.0  # times its limit that a check lets an answer wait, for its turn on a busy machine or for something else
+PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
 _IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
 
@@ -41,8 +41,8 @@ def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
 
     Raises TimeUp then, even if the work swallowed that and returned something.
 
-    patience: how many times `seconds` may pass while this thread has not yet computed for `seconds`: on a busy machine it
-              waits for its turn
+    patience: how many times `seconds` may pass while this thread has not yet computed for `seconds`:
+              on a busy machine it waits for its turn
     """
     in_main = threading.current_thread() is threading.main_thread()
     with held():

@@ -38,7 +38,7 @@ class Wrong(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised by a check that Ctrl-C ends. A notebook shows its one sentence instead of a traceback, and runs no further cell."""
+    """Raised by a check that Ctrl-C ends; a notebook shows its one sentence and no traceback."""
 
     def __str__(self) -> str:
         return "Interrupted; nothing was recorded."

@@ -29,7 +29,7 @@ class NoInput(io.TextIOBase):
 
 @contextlib.contextmanager
 def workplace() -> Iterator[None]:
-    """Run the block in a temporary folder, where `input()` raises EOFError; afterwards all is as before."""
+    """Run the block in a temporary folder, where `input()` raises EOFError, and put both back."""
     with contextlib.ExitStack() as stack:
         with held():
             _enter(stack)
@@ -48,5 +48,5 @@ def _enter(stack: contextlib.ExitStack) -> None:
     with contextlib.suppress(
         OSError
     ):  # no room for a folder, or the one we are in was deleted: then we stay where we are
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="amp_course-", ignore_cleanup_errors=True))
-        stack.enter_context(contextlib.chdir(folder))
+        folder = tempfile.TemporaryDirectory(prefix="amp_course-", ignore_cleanup_errors=True)
+        stack.enter_context(contextlib.chdir(stack.enter_context(folder)))

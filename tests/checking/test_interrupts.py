@@ -122,6 +122,21 @@ def test_an_answer_that_swallows_ctrl_c_is_interrupted_when_it_ends(exercise: Ex
     assert progress.load().attempts(exercise.id) == 1
 
 
+def test_ctrl_c_while_an_object_is_thrown_away(exercise: Exercise, capsys: pytest.CaptureFixture[str]) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            interrupt()
+
+    def drops(x: float) -> float:
+        Dropped()
+        while True:
+            pass
+
+    with pytest.raises(Interrupted):
+        exercise.check(drops)
+    assert "KeyboardInterrupt" not in capsys.readouterr().err
+
+
 def test_somebody_elses_handler_stays(exercise: Exercise) -> None:
     rung: list[int] = []
     old = signal.signal(signal.SIGINT, lambda number, frame: rung.append(number))
