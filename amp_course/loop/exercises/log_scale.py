@@ -47,7 +47,7 @@ GRADIENTS = {
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take steps of four parameters in two groups; the last has no gradient, and the weights are 1 before each step."""
+    """Take steps from weights of 1, of four parameters in two groups; the last has no gradient."""
     for number, (what, gradients) in enumerate(GRADIENTS.items(), 1):
         case = f"at step {number}, {what}"
         if number == 1 or "new" in what:

@@ -129,8 +129,10 @@ clip_both.judge_by(
         "had made 0 or left as they were: "
         "decide by the norm that you clip by, not by the gradients alone",
     }, mistakes=[
-        Mistake("tests the gradients, not the norm", breaks="even where each gradient is finite and only their norm is not",
-                edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}", IF: "if good:"},
+        Mistake("tests the gradients, not the norm",
+                breaks="even where each gradient is finite and only their norm is not",
+                edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}",
+                       IF: "if good:"},
                 told="an optimizer stepped where each gradient is finite and only their norm is "
                 "inf (`clip_grad_norm_` makes them "
                 "all 0 then, and momentum still moves the weights): test the norm, and step only "

@@ -52,9 +52,9 @@ LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that i
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Make seven iterations, three with an overflow in one of the heads; after the last two clean ones the scale grows.
+    """Make seven iterations, three with an overflow in one of the heads, and one of another training.
 
-    Then make one of another training.
+    After the last two clean ones the scale grows.
     """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     yield from _train(answer, generator, CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN)

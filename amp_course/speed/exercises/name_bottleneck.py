@@ -53,9 +53,9 @@ def _idle(trace: Trace) -> bool:
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, slower or faster.
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind.
 
-    Of each kind, one drawn trace has few kernels, and one has many; the numbers of reads differ as much.
+    These are slower or faster; one of each kind has few kernels and reads, and one has many.
     """
     cases = {f"for trace {name}": trace for name, trace in example_traces().items()}
     for number, (kind, misleading) in enumerate(itertools.product(BOTTLENECKS, (True, False)), 1):
@@ -67,7 +67,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
 
 
 def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
-    """Return a step that takes as long, with few or with many kernels and reads: no count tells its bottleneck `kind`.
+    """Return a step that takes as long, with few or many kernels and reads, so that no count tells its `kind`.
 
     Short kernels are joined by threes, or each is split into three; the longest ones stay.
     """
@@ -83,7 +83,7 @@ def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
         step.load_ms,
         tuple(kernels),
         step.launch_ms * len(step.kernels) / len(kernels),
-        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early: the queue is full later
+        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early, so the queue fills later
         step.read_ms * len(step.reads) / reads,
     )
 
