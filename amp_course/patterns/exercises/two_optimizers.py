@@ -155,6 +155,9 @@ two_optimizers.judge_by(
                 told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
         Mistake("never clears", edits={CLEAR: "pass"},
                 told="the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in each iteration"),
+        Mistake("clears the second only", edits={CLEAR: "optimizers[1].zero_grad()"},
+                told="the first optimizer's gradients were not cleared, and new ones are added: "
+                "call `zero_grad()` on both"),
         Mistake("clears the first only", edits={CLEAR: "optimizers[0].zero_grad()"},
                 told="the second optimizer's gradients were not cleared, and keep an inf for good: call `zero_grad()` on both"),
     ],

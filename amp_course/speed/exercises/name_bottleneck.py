@@ -190,6 +190,9 @@ name_bottleneck.judge_by(
                 told="your answer is 'sync' for a step of {reads} reads, and it is the time that "
                 "counts, not how many there are: "
                 "{why}"),
+        Mistake("casts alone",
+                answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
+                told="the kernels other than casts move bytes, too, and belong to 'memory': {why}"),
         Mistake("never fp32", breaks="'memory' (casts and other kernels, which move bytes)",
                 answer=_busy_means(lambda trace: "memory"),
                 told="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
