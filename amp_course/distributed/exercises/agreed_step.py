@@ -188,6 +188,9 @@ agreed_step.judge_by(
                 told="the gradients are still `scale` times too large when the optimizer takes its step"),
         Mistake("multiplies by the scale", edits={DIVIDE: "grad.mul_(scale)"},
                 told="the gradients are multiplied by `scale`, which they already are: divide them by it"),
+        Mistake("the first gradient alone", edits={
+                    FOUND: "found = torch.tensor(float(bool(grads) and not grads[0].isfinite().all()))"},
+                told="an inf in any gradient but the first goes unseen: test all of them"),
         Mistake("the first group alone", answer=_first_group_alone,
                 told="only the first of the optimizer's parameter groups is looked at: go through all of "
                 "`optimizer.param_groups`"),

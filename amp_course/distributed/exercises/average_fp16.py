@@ -74,7 +74,7 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
     generators = [torch.Generator().manual_seed(seed + one) for one in ranks]
 
     def spiked(size: float, rank: int = rank) -> Tensor:
-        """Return a rank's gradient with one large element among thousands of small ones, of the other sign."""
+        """Return one large element among thousands of small ones of the other sign."""
         gradient = torch.rand(6, 1000, generator=generators[rank]) * -1e-6
         gradient[rank, 7] = 1.0
         return gradient * size
@@ -126,7 +126,7 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
 
 
 def _is_in_own_units(got: Tensor, gradients: list[Tensor], rank: int) -> bool:
-    """Return True for what comes of the ranks' gradients if each is scaled by its own largest element, there and back."""
+    """Return True for the result of scaling each rank's gradient by its own largest element."""
     sizes = [float(one.abs().max()) for one in gradients]
     terms = [one.double() / size for one, size in zip(gradients, sizes, strict=True) if size]
     if len({*sizes}) == 1 or not terms:

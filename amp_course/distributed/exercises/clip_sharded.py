@@ -153,7 +153,8 @@ clip_sharded.judge_by(
                 "`dist.all_reduce`, before the root"),
         Mistake("the sum of the norms", edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
                 told=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
-        Mistake("the sum of the tensors' norms", edits={SQUARES: "total += grad.float().norm()", NORM: "norm = total.item()"},
+        Mistake("the sum of the tensors' norms", edits={
+                    SQUARES: "total += grad.float().norm()", NORM: "norm = total.item()"},
                 told=f"this adds up the norms of the tensors: {ADD_SQUARES}. Add up squares, and "
                 f"take the root at the end"),
         Mistake("only rank 0 gets the sum", edits={REDUCE: "dist.reduce(total, dst=0)"},

@@ -152,7 +152,8 @@ ddp_step.judge_by(
                 "all but the last under `model.no_sync()`. The forward pass belongs under it too, for there DDP decides whether "
                 "it will all-reduce"),
         Mistake("never syncs", breaks="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
-                told="the gradients are never all-reduced, so each rank trains a model of its own: the last micro-batch must not run "
+                told="the gradients are never all-reduced, so each rank trains a model of its "
+                "own: the last micro-batch must not run "
                 "under `model.no_sync()`"),
         Mistake("syncs the first", edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
                 told="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
@@ -164,7 +165,8 @@ ddp_step.judge_by(
         Mistake("divides by the world size twice", edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
                 told="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce takes "
                 "the mean: do not divide by the world size, neither the loss nor the gradients"),
-        Mistake("divides by the world size instead", edits={SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
+        Mistake("divides by the world size instead", edits={
+                    SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
                 told="the losses are divided by the number of ranks, which DDP has done already, "
                 "and not by the number of "
                 "micro-batches, {count}: divide by that"),

@@ -39,9 +39,9 @@ SPECIAL = {2: ", whose loss overflows", 5: ", whose first gradient overflows", 7
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take the same eight steps: three overflow, one of them right after a growth, the others after a clean step that counts.
+    """Take the same eight steps; then one of another training, whose scaler is another, too.
 
-    Then take one of another training, whose scaler is another, too.
+    Three overflow, one of them right after a growth, the others after a clean step that counts.
     """
     options = {"init_scale": 2.0**16, "backoff_factor": 2.0**-6, "growth_interval": 2}
     scene = LoopScene(random.Random(6), 8, overflow_at=(1,), scaler=options)
@@ -73,7 +73,8 @@ add_scaler.judge_by(
                 told="the scaler that was passed in was never used, and the scale in your steps never changes: use `scaler`"),
         Mistake("divides by hand too", edits={STEP: f"{EACH} p.grad /= scaler.get_scale()\n{STEP}"},
                 told="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
-        Mistake("no scaler at all", edits={SCALE: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
+        Mistake("no scaler at all",
+                edits={SCALE: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="the scaler that was passed in was never used, so steps that overflow go "
                 "into the weights: scale the "
                 "loss for `backward()`, then call `scaler.step(optimizer)` and `scaler.update()`"),
@@ -90,7 +91,8 @@ add_scaler.judge_by(
                 told="there were two steps for one batch: `scaler.step(optimizer)` calls "
                 "`optimizer.step()` itself, so "
                 "leave your own call out"),
-        Mistake("steps before backward", edits={SCALE: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
+        Mistake("steps before backward",
+                edits={SCALE: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
                 told="`scaler.step(optimizer)` came before `backward()`, when there were no "
                 "gradients to check: call "
                 "`backward()` on the scaled loss first"),

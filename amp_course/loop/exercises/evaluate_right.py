@@ -41,7 +41,7 @@ def right(model: Any, batches: Any) -> Any:
 
 MODES = {True: "train", False: "eval"}
 SIZES = (160, 160, 35)  # the last batch is smaller; bf16 counts to 256 only
-FOUND = {  # the mode of the model, the layers that are in the other one, and how many predictions of each batch are right
+FOUND = {  # the model's mode, the layers in the other one, how many predictions of each batch are right
     "for a model in train mode": (True, (), (130, 121, 10)),
     "for a model in eval mode whose dropout is in train mode": (False, ("3.0",), (9, 20, 34)),
     "for a model in train mode some of whose layers are in eval mode": (True, ("1", "3", "3.1"), (160, 152, 2)),
@@ -49,7 +49,7 @@ FOUND = {  # the mode of the model, the layers that are in the other one, and ho
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Evaluate three models that are found in different modes, and are mostly right, mostly wrong and mostly right."""
+    """Evaluate three models, found in different modes; the second is mostly wrong."""
     generator, before = torch.Generator().manual_seed(6), list[tuple[int, ...]]()
     for case, (was_training, others, hits) in FOUND.items():
         head = nn.Sequential(nn.Dropout(0.5), nn.Linear(24, 6))
@@ -86,7 +86,7 @@ def _batches(model: nn.Module, generator: torch.Generator, right_ones: tuple[int
 
 
 def _of_which_calls(accuracy: float, hits: tuple[int, ...], before: list[tuple[int, ...]]) -> str:
-    """Return "all calls so far" or "the first call" if the accuracy is that, and not the one of the last call."""
+    """Name the calls whose accuracy this is: "this call", "all calls so far", "the first call"."""
     many, total = [*map(sum, before)], sum(SIZES)
     for what, share in (
         ("all calls so far", sum(many) / total / max(1, len(many))),

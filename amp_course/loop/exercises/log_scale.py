@@ -47,7 +47,7 @@ GRADIENTS = {
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Take steps of four parameters in two groups; the last has no gradient, and the weights are 1 before each step."""
+    """Take steps from weights of 1, of four parameters in two groups; the last has no gradient."""
     for number, (what, gradients) in enumerate(GRADIENTS.items(), 1):
         case = f"at step {number}, {what}"
         if number == 1 or "new" in what:
@@ -96,6 +96,12 @@ log_scale.judge_by(
                 told="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in place)"),
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
                 told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
+        Mistake("no update", edits={UPDATE: "pass"},
+                told="`scaler.update()` did not run, so the scale never changes: call it after "
+                "the step"),
+        Mistake("an unchanged scale is a skip", edits={RETURN: RETURN.replace("<", "<=")},
+                told="this step was taken, and the scale stayed as it was: only a scale that "
+                "became smaller means a skip"),
         Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
                 told="“skipped” is True at every step: compare the scale before and after "
                 "`update()`, for only a skip makes it smaller"),

@@ -68,7 +68,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
 
 
 def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]]:
-    """Return a scene, its batches, and the gradients at its steps to come, as the reader's own hooks leave them."""
+    """Return a scene, its batches, and a list for the gradients at its steps."""
     scene = Scene(draw, 13, overflow_at=(6,), scaler={"init_scale": 2.0, "growth_interval": 2})
     scene.model[1] = nn.Tanh()  # no kink, where answers that round differently could part
     scene.optimizer = torch.optim.SGD(scene.model.parameters(), lr=0.3, momentum=0.9)  # moves weights on gradients of 0
@@ -114,7 +114,8 @@ accumulate.judge_by(
         Mistake("rows of the whole pass", edits={ROWS: ROWS.replace("group)", "batches)")},
                 told="each loss was divided by the rows of the whole pass: divide by those of "
                 "its own group"),
-        Mistake("leaves out what overflows", breaks="If a micro-batch overflows, its group is skipped",
+        Mistake("leaves out what overflows",
+                breaks="If a micro-batch overflows, its group is skipped",
                 edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
                 told="a micro-batch that overflowed was left out, and its group stepped without "
                 "it: call `backward()` on every "

@@ -129,8 +129,10 @@ clip_both.judge_by(
         "had made 0 or left as they were: "
         "decide by the norm that you clip by, not by the gradients alone",
     }, mistakes=[
-        Mistake("tests the gradients, not the norm", breaks="even where each gradient is finite and only their norm is not",
-                edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}", IF: "if good:"},
+        Mistake("tests the gradients, not the norm",
+                breaks="even where each gradient is finite and only their norm is not",
+                edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}",
+                       IF: "if good:"},
                 told="an optimizer stepped where each gradient is finite and only their norm is "
                 "inf (`clip_grad_norm_` makes them "
                 "all 0 then, and momentum still moves the weights): test the norm, and step only "
@@ -143,6 +145,15 @@ clip_both.judge_by(
                 told="a norm of NaN was handled, and with a norm of inf an optimizer stepped on "
                 "gradients that clipping had "
                 "made 0: step only if `norm.isfinite()`"),
+        Mistake("steps by hand", edits={IF: "if True:", STEP: "one.step()"},
+                told="both optimizers stepped although the norm was not finite, even the one "
+                "whose own gradients hold the NaN or "
+                "inf: test the norm, and if it is not finite, leave out both steps"),
+        Mistake("unscales the first only",
+                edits={UNSCALE: "if optimizer is optimizers[0]:\n    scaler.unscale_(optimizer)"},
+                told="the second optimizer's gradients were still scaled when you took the norm: "
+                "call `scaler.unscale_` for "
+                "both optimizers first"),
         Mistake("each on its own", edits={CLIP: OWN_NORMS, IF: "if True:"},
                 told="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or none"),
         Mistake("each clipped apart", breaks="by their common norm", edits={CLIP: OWN_NORMS},

@@ -167,7 +167,8 @@ frozen_layers.judge_by(
         Mistake("hidden in a list",
                 edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",
                        EVAL: "self.kept[0].eval()"},
-                told="the backbone is not among `model.modules()`, so `.to(device)` and `state_dict` miss it: assign it, "
+                told="the backbone is not among `model.modules()`, so `.to(device)` and "
+                "`state_dict` miss it: assign it, "
                 "`self.backbone = …`, for a list or a dict hides it"),
         Mistake("backbone trains", breaks="stays there", edits={EVAL: "pass"},
                 told="the backbone's layers train, too: in `train`, call `self.backbone.eval()` after `super().train(mode)`"),
@@ -185,8 +186,8 @@ frozen_layers.judge_by(
                 told="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
         Mistake("last layer only", edits={TRAINABLE: "return self.head[-1].parameters()"},
                 told="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
-        Mistake("a generator that is used up", edits={HEAD: f"{HEAD}\nself.kept = head.parameters()",
-                                                      TRAINABLE: "return self.kept"},
+        Mistake("a generator that is used up",
+                edits={HEAD: f"{HEAD}\nself.kept = head.parameters()", TRAINABLE: "return self.kept"},
                 told="`trainable()` returns the parameters once, and then nothing: a generator "
                 "such as `head.parameters()` or "
                 "`filter(…)` is used up after one pass. Make it anew in each call, or keep a list"),

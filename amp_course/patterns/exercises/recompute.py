@@ -151,6 +151,7 @@ recompute.judge_by(
                 told=f"the blocks ran again in float32. The {ENTER}"),
         Mistake("region of its own", breaks="outside of autocast",
                 edits={LINE: f"with torch.autocast('cpu', dtype=torch.get_autocast_dtype('cpu')):\n    {LINE}"},
-                told="evaluation outside of autocast ran in 16 bits: if your function opens a region, leave that to the caller"),
+                told="evaluation outside of autocast ran in 16 bits: if your function opens a "
+                "region, leave that to the caller"),
     ],
 )  # fmt: skip

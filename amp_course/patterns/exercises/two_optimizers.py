@@ -52,9 +52,9 @@ LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that i
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Make seven iterations, three with an overflow in one of the heads; after the last two clean ones the scale grows.
+    """Make seven iterations, three with an overflow in one of the heads, and one of another training.
 
-    Then make one of another training.
+    After the last two clean ones the scale grows.
     """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     yield from _train(answer, generator, CLEAN, SECOND_BAD, CLEAN, FIRST_BAD, LOSS_BAD, CLEAN, CLEAN)
@@ -155,6 +155,9 @@ two_optimizers.judge_by(
                 told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
         Mistake("never clears", edits={CLEAR: "pass"},
                 told="the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in each iteration"),
+        Mistake("clears the second only", edits={CLEAR: "optimizers[1].zero_grad()"},
+                told="the first optimizer's gradients were not cleared, and new ones are added: "
+                "call `zero_grad()` on both"),
         Mistake("clears the first only", edits={CLEAR: "optimizers[0].zero_grad()"},
                 told="the second optimizer's gradients were not cleared, and keep an inf for good: call `zero_grad()` on both"),
     ],

@@ -77,8 +77,9 @@ class Net(nn.Module):
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """See what a model holds after the conversion, and what it makes of vectors and of ids, in training mode; then convert
-    another.
+    """See what a model holds after the conversion, and what it makes of vectors and of ids.
+
+    It is in training mode. Then convert another.
     """
     generator, model = torch.Generator().manual_seed(draw.getrandbits(31)), Net()
     for name, (one, module) in _held(model).items():  # as after a training: no fp16 numbers, and variances beyond fp16

@@ -77,9 +77,9 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Train a Linear, whose first gradient can overflow alone, and so can its last, in a model whose buffer comes first.
+    """Train a model, and then start to train a second one.
 
-    Then start to train a second one.
+    It is a Linear, whose first gradient can overflow alone, and so can its last; its buffer comes first.
     """
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     yield from _train(answer, draw, generator, steps=7)
@@ -184,7 +184,8 @@ o2_by_hand.judge_by(
                 told="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient first"),
         Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
                 told="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every `p.grad`"),
-        Mistake("looks at a norm", edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
+        Mistake("looks at a norm",
+                edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
                 told="a step was skipped although every gradient is finite: the norm or the sum "
                 "of fp16 gradients can be inf "
                 "where none of them is. Test each element, by `p.grad.isfinite().all()`"),

@@ -168,6 +168,35 @@ where_it_dies.judge_by(
                   told=f"{kind}s were called dead where {much} of those that count are lost, and the card says more than half")
           for kind, line, counts in (("gradient", DEAD, "there"), ("update", STILL, "moving"))
           for much, guard in (("exactly half", f"if {counts}.any() and"), ("half, or 0 of 0,", "if"))),
+        *(Mistake(f"{kind}s: half of all elements",
+                  edits={line: line.replace(f"{counts}.sum()", f"{counts}.numel()")},
+                  told=f"{kind}s were called dead only if more than half of all elements are "
+                  f"lost: divide by the number of "
+                  "those that count")
+          for kind, line, counts in (("gradient", DEAD, "there"), ("update", STILL, "moving"))),
+        *(Mistake(f"{kind}s: one is enough", edits={line: line.replace("0.5", "0.0")},
+                  told=f"{kind}s were called dead where only some of those that count are lost, "
+                  f"and the card says more than "
+                  "half")
+          for kind, line in (("gradient", DEAD), ("update", STILL))),
+        Mistake("name by name", breaks="in the order of a step",
+                edits={"for name in step.gradients:": "for name in ():",
+                       DEAD: "moving = gradient != 0\n"
+                       "idle = (step.weights[name] - step.lr * gradient == step.weights[name]) & "
+                       "moving\n"
+                       "if idle.sum() > 0.5 * moving.sum() and not (there & (gradient == "
+                       "0)).sum() > 0.5 * there.sum():\n"
+                       '    return "update", name\n' + DEAD},
+                told="an update was found before the gradient of a later parameter: a step "
+                "computes all gradients before it "
+                "updates anything, so look through all gradients first, and then through all "
+                "updates"),
+        Mistake("in the order of the weights", breaks="in the order of `step.gradients`",
+                edits={"for name, gradient in step.gradients.items():":
+                       "for name, gradient in ((name, step.gradients[name]) for name in step.weights):"},
+                told="the first one in another order than that of `step.gradients` was returned: "
+                "backward starts at the last "
+                "layer, so loop over `step.gradients`"),
         Mistake("no update dies", breaks="update", edits={IDLE: "idle = ~moving"},
                 told="no update was found dead. Compare new and old weights, both in fp16: float32 would keep small updates"),
         Mistake("updates of all elements", edits={MOVING: "moving = gradient == gradient"},

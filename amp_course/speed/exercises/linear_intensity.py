@@ -130,7 +130,8 @@ linear_intensity.judge_by(
                 answer=_with(RETURN, RETURN.replace("flops / moved", "moved / flops")),
                 told="this is bytes per FLOP: divide the FLOPs by the bytes"),
         Mistake("whole division", answer=_with(RETURN, RETURN.replace(" / ", " // ")),
-                told="your FLOPs per byte have lost their fraction, as by `//` or `int`: divide by `/`"),
+                told="your FLOPs per byte have lost their fraction, as by `//` or `int`: divide "
+                "by `/`"),
         Mistake("one matmul in backward", breaks="the backward pass is two matmuls", answer=_with(FLOPS_BACK, "flops_back = "
             "flops"),
                 told="the backward pass has as many FLOPs here as the forward pass: it computes two gradients, by a matmul each"),

@@ -53,9 +53,9 @@ def _idle(trace: Trace) -> bool:
 
 
 def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
-    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind, slower or faster.
+    """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind.
 
-    Of each kind, one drawn trace has few kernels, and one has many; the numbers of reads differ as much.
+    These are slower or faster; one of each kind has few kernels and reads, and one has many.
     """
     cases = {f"for trace {name}": trace for name, trace in example_traces().items()}
     for number, (kind, misleading) in enumerate(itertools.product(BOTTLENECKS, (True, False)), 1):
@@ -67,7 +67,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
 
 
 def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
-    """Return a step that takes as long, with few or with many kernels and reads: no count tells its bottleneck `kind`.
+    """Return a step that takes as long, with few or many kernels and reads, so that no count tells its `kind`.
 
     Short kernels are joined by threes, or each is split into three; the longest ones stay.
     """
@@ -83,7 +83,7 @@ def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
         step.load_ms,
         tuple(kernels),
         step.launch_ms * len(step.kernels) / len(kernels),
-        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early: the queue is full later
+        frozenset(draw.sample(range(1, len(kernels) // 3), reads)),  # early, so the queue fills later
         step.read_ms * len(step.reads) / reads,
     )
 
@@ -190,6 +190,9 @@ name_bottleneck.judge_by(
                 told="your answer is 'sync' for a step of {reads} reads, and it is the time that "
                 "counts, not how many there are: "
                 "{why}"),
+        Mistake("casts alone",
+                answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
+                told="the kernels other than casts move bytes, too, and belong to 'memory': {why}"),
         Mistake("never fp32", breaks="'memory' (casts and other kernels, which move bytes)",
                 answer=_busy_means(lambda trace: "memory"),
                 told="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),

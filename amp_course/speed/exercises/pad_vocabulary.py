@@ -234,7 +234,8 @@ pad_vocabulary.judge_by(
                 told="the padded weight is frozen: its `requires_grad` is False, and the head's was True"),
         Mistake("rows not filled", edits={WEIGHT: "new = head.weight.detach().new_empty(vocabulary + extra, head.in_features)\n"
                 "new[:vocabulary] = head.weight.detach()\nhead.weight = nn.Parameter(new)"},
-                told="the padded rows hold NaN or inf (`torch.empty` leaves there what it finds in memory), and 0 · NaN is NaN, so "
+                told="the padded rows hold NaN or inf (`torch.empty` leaves there what it finds "
+                "in memory), and 0 · NaN is NaN, so "
                 "even rows that nobody uses make gradients NaN: fill them with zeros"),
         Mistake("cuts from the end", edits={CUT: CUT.replace(":vocabulary", ":-extra")},
                 told="where no row is missing, `[..., :-0]` is empty: cut at the vocabulary, `[..., :vocabulary]`"),

@@ -59,6 +59,8 @@ NO_GRAD, EVAL = "with torch.no_grad():", 'self.parts["backbone"].train(False)'
 GIVEN = "return [p for p in self.parameters() if p.requires_grad]"
 CHILD = type("Child", (Float32Norm,), {})
 RIGHT = {"float32 norm": Float32Norm, "a copy": lambda *parts: Float32Norm(*copy.deepcopy(parts)), "inherited": CHILD}
+
+
 class InClosure(Float32Norm):
     """Hides the backbone in a function."""
 

@@ -1,5 +1,6 @@
 """Answers to `where_it_dies`, written without a look at its table of mistakes."""
 
+import dataclasses
 from itertools import chain
 
 import numpy as np
@@ -42,9 +43,27 @@ RIGHT = {
     "numpy": lambda step: (died := with_numpy(step)) and tuple(map(np.str_, died)),
     "torch's SGD": but(idle=torch_sgd),
 }
+
+
+def one_after_the_other(step):
+    """Looks at gradient and update of one parameter, and then at those of the next."""
+    for place in range(len(step.gradients)):
+        names = [*step.gradients][: place + 1]
+        so_far = {"gradients": {one: step.gradients[one] for one in names}}
+        died = found(dataclasses.replace(step, **so_far))
+        if died:
+            return died
+    return None
+
+
 WRONG = {
     "only +inf": (but(bad=lambda x: (x == torch.inf).any()), None),
-    "any": (but(most=lambda part, whole: bool((part & whole).any())), None),
+    "any": (but(most=lambda part, whole: bool((part & whole).any())), "gradients: one is enough"),
+    "a share of all": (
+        but(most=lambda part, whole: bool((part & whole).float().mean() > 0.5)),
+        "gradients: half of all elements",
+    ),
+    "parameter by parameter": (one_after_the_other, "name by name"),
     "eps of the weight": (but(idle=lambda w, g, lr: (lr * g / w).abs() < 2.0**-10), "update < 2**-10 * weight.abs()"),
     "no lr": (but(idle=lambda w, g, lr: w - g == w), None),
     "in float64": (but(idle=lambda w, g, lr: w.double() - lr * g.double() == w), "no update dies"),

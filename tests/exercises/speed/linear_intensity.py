@@ -34,6 +34,8 @@ def perfect_cache(batch, inputs, outputs, itemsize):
 
 
 RIGHT = {"matmul by matmul": nested, "numpy arrays": with_numpy, "lists, from tensors": with_tensors}
+
+
 def whole(*sizes):
     return [(flops, moved, int(share)) for flops, moved, share in nested(*sizes)]
 
