@@ -8,7 +8,7 @@ from contextlib import contextmanager
 # More than there are patients, so that the last one is not found by elimination.
 CAUSES = {
     "anomaly-mode-meets-scaler": "anomaly mode raises at an overflow that the scaler would have skipped",
-    "batch-norm-in-eval": "batch norm is left in evaluation mode, or its running statistics are spoilt",
+    "batch-norm-in-eval": "batch norm is left in evaluation mode",
     "beyond-fp16": "a value in the forward pass is larger than fp16 can hold",
     "clipped-while-scaled": "gradients are clipped while they still carry the loss scale",
     "clones-disagree": "the ranks start from different weights",
@@ -22,6 +22,7 @@ CAUSES = {
     "rate-too-high": "the learning rate is too high",
     "ranks-with-different-counts": "one rank counts more steps than another",
     "ranks-with-different-scales": "the ranks have different loss scales",
+    "spoilt-buffer": "an overflow in the forward pass gets into a buffer, such as a running mean, and stays there",
     "tf32-settings-mixed": "the old and the new settings for TF32 are used together",
     "unused-branch": "a branch that `torch.where` does not take has an infinite derivative",
     "updates-vanish": "updates are smaller than half the distance between neighbouring weights in 16 bits",

@@ -107,42 +107,52 @@ RAISES = (
 )
 
 anomaly_warmup.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, play=play, tolerance=1e-2,
     said=describe_cause("In the patient, the backward pass that raised had a loss scale of 65,536; with a scale of 256, none "
                         "raises."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient, told=RAISES),
         Mistake("anomaly mode later", breaks="whether in the first steps or later", edits={BACKWARD: LATE},
-                told="anomaly mode is on after the first steps, and raises at the next overflow. Overflows come later, too: "
-                "leave it out while the loss is scaled"),
+                told="anomaly mode is on for later batches, and raises at the next overflow. "
+                "Overflows come later, too: leave it out while the loss is scaled"),
         Mistake("a lower scale", breaks="scaler as you get it",
                 edits={OPTIMIZER: f'{OPTIMIZER}\nscaler = torch.amp.GradScaler("cpu", init_scale=256.0)', BACKWARD: WATCHED},
                 told="a lower scale of your own only helps until the next overflow, which raises again: keep the scaler that you "
                 "get, and leave anomaly mode out"),
         Mistake("another scaler", edits={OPTIMIZER: f'{OPTIMIZER}\nscaler = torch.amp.GradScaler("cpu", init_scale=256.0)'},
-                told="you use a scaler of your own: use the one that you get, which finds a lower scale without your help"),
+                told="the scaler that you get is not used: use it, for it finds a lower scale "
+                "without your help"),
         Mistake("divides the loss", edits={BACKWARD: "scaler.scale(loss / 256).backward()"},
-                told="you divide the loss, which makes every update smaller: leave it as it is, and let the scaler find a scale "
-                "that fits"),
+                told="every update is 256 times too small, as if the loss were divided: leave it "
+                "as it is, and let the scaler find a scale that fits"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the scaler is not used any more, so small gradients are lost, and nothing skips an overflow"),
+                told="nothing skips an overflow any more, and small gradients are lost: scale the "
+                "loss, and step by the scaler"),
         Mistake("catches the error", edits={BACKWARD: f"{CAUGHT}\n    {KEEP}\n    continue"},
-                told="you catch the error, but then the scaler never learns of the overflow, keeps its scale, and the next batch "
-                "overflows as well: leave anomaly mode out"),
+                told="the scaler never hears of the overflow, whether the error is caught or inf "
+                "and NaN are replaced by 0 before it looks. So it keeps its scale, and the next "
+                "batch overflows as well: let it see the gradients as they are, without anomaly "
+                "mode"),
         Mistake("replaces NaN", breaks="none where the gradients overflow", edits={STEP: f"{REPLACED}\n{STEP}"},
-                told="NaN and inf are replaced before the scaler sees them, so it takes steps that it should skip: leave the "
-                "gradients as they are"),
+                told="the scaler takes steps that it should skip, as NaN and inf are replaced "
+                "before it looks: leave the gradients as they are"),
         Mistake("tries again", breaks="one update per batch",
                 edits={LOOP: "queue = list(batches)\nwhile queue:\n    inputs, targets = queue.pop(0)\n    before = "
                        "scaler.get_scale()",
                        UPDATE: f"{UPDATE}\nif before > scaler.get_scale() and loss.isfinite():\n    queue.insert(0, (inputs, "
                        "targets))\n    continue"},
-                told="a batch that overflows is tried again: let the scaler skip it, and go on with the next one"),
+                told="a batch that overflows goes through the model again: let the scaler skip "
+                "it, and go on with the next one"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` is gone, without which the scale never falls: call it after each `scaler.step`"),
+                told="`scaler.update()` is missing, without which the scale never falls: call it "
+                "after each `scaler.step`"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now, and the card asks for fp16: let the scaler deal with its overflows"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
                 told="the forward pass runs in bf16 now, and the card asks for fp16: let the scaler deal with its overflows"),
+        Mistake("never clears", edits={CLEAR: "pass"},
+                told="nothing clears the gradients, so the inf or NaN of the first overflow stays "
+                "in them, and no step is taken after it: call `optimizer.zero_grad()` for each "
+                "batch"),
     ],
 )  # fmt: skip

@@ -29,8 +29,8 @@ bf16_updates = Exercise(
     ),
     why="Nothing is NaN, and no gradient is 0. Updates of weights near 0 still get through, so the loss creeps instead of "
     "standing still.",
-    alternative="forward and backward on a bf16 copy, which gets the fp32 weights after each update. Stochastic rounding, the "
-    "cure in torchao, needs no fp32 weights, but is right only on average.",
+    alternative="forward and backward on a bf16 copy, which gets the fp32 weights after each update. Stochastic "
+    "rounding, as in torchao, needs no fp32 weights, but is right only on average.",
 )  # fmt: skip
 
 

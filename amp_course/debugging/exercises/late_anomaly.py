@@ -71,8 +71,8 @@ SAFE, CURVE = "safe = torch.where(x > 0, 0.0, x)", "curve = alpha * (torch.exp(s
 RETURN, UNSAFE = "return torch.where(x > 0, x, curve)", "safe = x"
 HOOKS = "[one.register_hook(torch.nan_to_num) for one in (x, alpha)]"
 BRANCH = (
-    "`exp` still gets numbers above 88.7, and gives inf. `torch.where` does not take it, but sends a gradient of 0 into that "
-    "branch, and 0 · inf is NaN: limit what goes into `exp`"
+    "the exponential still gets numbers above 88.7, and gives inf. `torch.where` does not take it, but sends a gradient of 0 "
+    "into that branch, and 0 · inf is NaN: limit what goes into `exp`"
 )
 
 late_anomaly.judge_by(
@@ -82,28 +82,36 @@ late_anomaly.judge_by(
     mistakes=[
         Mistake("unchanged", breaks="an `elu` without the fault", answer=patient, told=BRANCH),
         Mistake("limits the curve", edits={SAFE: UNSAFE, CURVE: "curve = alpha * (torch.exp(x).clamp(max=1e30) - 1)"},
-                told="you limit the result of `exp`, whose derivative is still inf there: limit its argument"),
+                told="the result of `exp` is finite now, but its derivative is still inf for "
+                "large x: limit its argument"),
         Mistake("in fp64", breaks="up to 1,000",
                 edits={SAFE: "safe = x.double()", RETURN: "return torch.where(x > 0, x, curve).float()"},
-                told="fp64 only moves the limit of `exp` from 88.7 to 709.7: give it a safe argument instead"),
+                told="the exponential overflows only later now, as it does in fp64 from 709.7 on: "
+                "give it a safe argument instead"),
         Mistake("replaces NaN gradients", breaks="right gradients", edits={SAFE: f"{UNSAFE}\n{HOOKS}"},
-                told="NaN in the gradients is replaced by 0, which is finite but wrong: see that it never arises"),
+                told="the gradients are finite now, but wrong: a NaN that is replaced by 0 loses "
+                "what was to be there. See that it never arises"),
         Mistake("limits x", breaks="the same values", edits={SAFE: "x = safe = x.clamp(max=80)"},
                 told="large values of x are cut off in the result, too: limit only what goes into `exp`"),
         Mistake("a mask", edits={SAFE: UNSAFE, RETURN: "return (x > 0) * x + (x <= 0) * curve"},
                 told="a product with 0 does not remove an inf, since 0 · inf is NaN: give `exp` a safe argument"),
         Mistake("torch.minimum", breaks="At x = 0, the gradient for `x` is `alpha`",
                 edits={SAFE: "safe = torch.minimum(x, torch.zeros_like(x))"},
-                told="at a tie, `torch.minimum` gives half of the gradient to each argument: take `torch.where` or `clamp`"),
+                told="at x = 0 only half of the gradient comes through, as at a tie in "
+                "`torch.minimum`: take `torch.where` or `clamp`"),
         Mistake("a ReLU", edits={SAFE: "safe = -torch.relu(-x)"},
-                told="at 0 the derivative of ReLU is 0, so no gradient comes through: take `torch.where` or `clamp`"),
+                told="at x = 0 no gradient comes through the curve. The derivative of `relu` and of "
+                "`abs` is 0 there, and so is that of a constant in x's place: replace x only where x > 0"),
         Mistake("0 counted as positive", edits={SAFE: SAFE.replace(">", ">="), RETURN: RETURN.replace(">", ">=")},
-                told="at x = 0 you take the line, whose gradient is 1, and the card asks for the curve's: test for `x > 0`"),
+                told="at x = 0 the gradient is 1, as that of the line, and the card asks for the "
+                "curve's: test for `x > 0`"),
         Mistake("a sum of two clamps", edits={RETURN: "return x.clamp(min=0) + curve"},
-                told="at 0 both parts of the sum pass a gradient, so they add up to 1 + alpha: let `torch.where` choose one"),
+                told="at x = 0 the gradients of both branches add up to 1 + alpha: let "
+                "`torch.where` choose one"),
         Mistake("leaves out the curve", edits={RETURN: "return torch.where(x > 0, x, 0.0 * curve)"},
                 told="below 0 the result is 0 now, as in a ReLU: the curve has to stay"),
         Mistake("without gradients", edits={CURVE: "curve = alpha * (torch.exp(safe.detach()) - 1)"},
-                told="no gradient for `x` passes through `exp` any more, although it should below 0: leave out the `detach`"),
+                told="no gradient for `x` passes through `exp`, although it should below 0: is "
+                "there a `detach` or a `no_grad`?"),
     ],
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Patient 2 of chapter 11: a training whose loss scale falls and falls."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -8,11 +9,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.never_cleared import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.debugging.clinic.trials import CAUSE, Recorded, describe_cause, read_losses, run_answer
 
 never_cleared = Exercise(
     chapter="debugging", name="never_cleared", number=2, title="The loss scale falls and falls", difficulty=2, importance=5,
@@ -27,8 +27,8 @@ never_cleared = Exercise(
         "`optimizer.zero_grad()` goes anywhere in the loop but between `backward()` and `scaler.step`; the cause is "
         "'never-cleared'.",
     ),
-    why="Before the first overflow the fault hardly shows: `scaler.step` divides what is in `.grad` by the scale, old "
-    "gradients once more in each step, so that soon nothing is left of them.",
+    why="Before the first overflow the fault hardly shows: each `scaler.step` divides all of `.grad` by the scale, old "
+    "gradients included, so they soon vanish.",
     alternative="`model.zero_grad()` at the end of each step, if the optimizer holds all parameters of the model.",
 )  # fmt: skip
 
@@ -55,6 +55,9 @@ CASES: tuple[tuple[str, float, tuple[int, ...]], ...] = (
 )
 
 
+DTYPE = "the dtype that the first layer computes in"
+
+
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train through an overflow in the forward pass, at a small loss scale, and through overflows in the backward pass alone."""
     causes: list[str] = []
@@ -64,28 +67,29 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         for parameter in model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
         batches = []
-        for number in range(5):
+        for number in range(10 if scale > 2.0**16 else 5):
             inputs = torch.randn(6, 8, generator=generator)
             targets = torch.randint(0, 4, (6,), generator=generator)
             batches.append((inputs * 1e6 if number in overflow else inputs, targets))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        before = flat(model.parameters())
-        first: list[str] = []
-        hook = model[0].register_forward_hook(
-            lambda module, args, output, first=first: first.append(str(output.dtype)[6:])
-        )
+        recorded = Recorded(model)
         got, named = run_answer(answer, case, model, list(batches), optimizer, scaler)
         causes.append(named)
-        hook.remove()
+        recorded.end()
         losses = read_losses(got, case, len(batches))
-        change = flat(model.parameters()) - before
+        dtypes = " and ".join(sorted(recorded.dtypes))
+        if scale > 2.0**16:  # how many updates are skipped at first depends on how the loss is written
+            moves = [not torch.equal(one, other) for one, other in itertools.pairwise(recorded.weights)]
+            yield Turn(case, {DTYPE: dtypes, "whether the last three batches change the weights": moves[-3:]})
+            continue
+        change = recorded.weights[-1] - recorded.weights[0]
         yield Turn(case, {
-            "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
+            DTYPE: dtypes,
             "the loss scale at the end": scaler.get_scale(),
             "the change of the weights": change,
             "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-        }, clues={"change": change})  # fmt: skip
+        }, clues={"change": change, "used": scaler.state_dict()["_growth_tracker"]})  # fmt: skip
     yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
@@ -96,39 +100,48 @@ IF_LOWER, IF_NOT = "if scaler.get_scale() < scale:", "if scaler.get_scale() >= s
 NOTE = f"scale = scaler.get_scale()\n{BACKWARD}"
 
 never_cleared.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, play=play, tolerance=1e-2,
     said=describe_cause("In the patient, the overflow of step 41 leaves inf in `.grad`, and every later step finds it there."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
                 told="nothing clears the gradients between batches. `backward()` adds to them, so the inf or NaN of one overflow "
                 "stays in `.grad`, and all later updates are skipped: call `optimizer.zero_grad()` for each batch"),
         Mistake("clears before the step", edits={CLEAR: "pass", BACKWARD: f"{BACKWARD}\n{CLEAR}"},
-                told="the gradients are cleared between `backward()` and `scaler.step`, which then finds none: clear them "
-                "before `backward()` or after the step"),
+                told="`scaler.step` finds no gradients: they are cleared between `backward()` and "
+                "the step, or `backward()` does not run. Clear them before `backward()` or after "
+                "the step, and run it for every batch"),
         Mistake("clears only after real steps", breaks="and the next batch trains as usual", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_NOT}\n    {CLEAR}"},
                 told="the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those of all later "
                 "batches: drop them after each batch, by `zero_grad()` (0 times inf is NaN)"),
         Mistake("clears only after skipped steps", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_LOWER}\n    {CLEAR}"},
-                told="the gradients of a step that was not skipped stay in `.grad`, and add to those of the next batch: clear "
-                "all of them after each batch"),
+                told="after a step that is not skipped, the gradients stay in `.grad`, and add to "
+                "those of the next batch: clear all of them after each batch"),
         Mistake("leaves the batch out", breaks="A batch that overflows is skipped by the scaler, which lowers the scale",
                 edits={CLEAR: "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
                 told="a batch whose loss is not finite never gets to the scaler, which cannot lower the scale, and gradients "
                 "still add up: leave the skipping to the scaler, and clear the gradients"),
+        Mistake("leaves the batch out, and clears",
+                edits={CLEAR: f"{CLEAR}\nif not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
+                told="a batch whose loss is not finite never gets to the scaler, which so cannot "
+                "lower the scale: leave the skipping to the scaler"),
+        Mistake("steps without the scaler", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
+                "`scaler.step(optimizer)`, which skips it"),
         Mistake("a scaler of its own", breaks="by the optimizer and the scaler that you are given",
                 edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
-                told="your function makes a scaler of its own, so the caller's scale never changes: use the one that you are "
-                "given"),
+                told="the scale of the caller's scaler never changes: use the scaler that you are "
+                "given, and make none"),
         Mistake("an optimizer of its own", edits={LOSSES: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOSSES}"},
-                told="your function makes an optimizer of its own, without the settings of the caller's: use the one that you "
-                "are given"),
+                told="the updates are not those of the caller's optimizer, with its momentum: use "
+                "the one that you are given, and make none"),
         Mistake("holds the scale up", edits={CLEAR: "pass", UPDATE: "scaler.update(max(scaler.get_scale(), 1024.0))"},
-                told="the scale is kept up, but the inf or NaN of a skipped step is still in `.grad`, and all later steps are "
-                "skipped, too: clear the gradients"),
+                told="the scale does not fall, but the inf or NaN of a skipped step is still in "
+                "`.grad`, and all later steps are skipped, too: clear the gradients"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="without a scaler nothing skips an update that has overflowed, and the weights become NaN"),
+                told="nothing skips an update that has overflowed, and the weights become NaN: "
+                "scale the loss, and step by the scaler"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now, and the card asks for fp16: clear the gradients instead"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.poisoned_norm import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
 
 poisoned_norm = Exercise(
     chapter="debugging", name="poisoned_norm", number=13, title="Fine in training, NaN in evaluation", difficulty=3, importance=4,
@@ -26,7 +26,7 @@ poisoned_norm = Exercise(
         "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before the scaler has "
         "looked at any gradient. They are buffers.",
         "Before each batch, `before = [b.clone() for b in model.buffers()]`; after `scaler.update()`, if the loss was not "
-        "finite, `b.copy_(old)` for each of them; the cause is 'batch-norm-in-eval'.",
+        "finite, `b.copy_(old)` for each of them; the cause is 'spoilt-buffer'.",
     ),
     why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that the running ones are NaN. A "
     "moving average never forgets a NaN.",
@@ -36,7 +36,7 @@ poisoned_norm = Exercise(
 
 
 def right(model: Any, batches: Any) -> list[float]:
-    cause("batch-norm-in-eval")
+    cause("spoilt-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -64,14 +64,29 @@ CASES: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
 )  # fmt: skip
 
 
+class Range(nn.Module):
+    """Passes x on, and keeps the largest magnitude so far in a buffer, as an observer for quantization does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        if self.training:
+            largest = self.get_buffer("largest")
+            largest.copy_(torch.maximum(largest, x.detach().abs().max()))
+        return x
+
+
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train through overflows in all units or in one, in the first batch or later, and through none."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     causes: list[str] = []
     for case, in_all, in_one in CASES:
-        hidden, last = nn.Linear(6, 12), nn.Linear(8, 3)
+        hidden, last, seen = nn.Linear(6, 12), nn.Linear(8, 2), Range()
         norms = nn.BatchNorm1d(12), nn.BatchNorm1d(8, momentum=None)  # None: a plain average over the batches counted
-        model = nn.Sequential(hidden, norms[0], nn.Tanh(), nn.Linear(12, 8), norms[1], nn.Tanh(), last)
+        model = nn.Sequential(hidden, norms[0], nn.Tanh(), seen, nn.Linear(12, 8), norms[1], nn.Tanh(), last)
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.data = (torch.rand(parameter.shape, generator=generator) - 0.5) * 0.8
@@ -88,7 +103,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 inputs *= 1e6
             if number in in_one:
                 inputs[3, 0] = 30_000.0
-            batches.append((inputs, torch.randint(0, 3, (8,), generator=generator)))
+            batches.append((inputs, torch.randint(0, 2, (8,), generator=generator)))
         overflow = in_all + in_one
         before, version = flat(model.parameters()), norms[1].get_buffer("running_mean")._version
         first: list[str] = []
@@ -100,6 +115,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         causes.append(named)
         losses = read_losses(got, case, len(batches))
         buffers = {name: [layer.get_buffer(name).clone() for layer in norms] for name in BUFFERS}
+        buffers["largest"] = [seen.get_buffer("largest").clone()]
         change = flat(model.parameters()) - before
         yield Turn(case, {
             "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
@@ -133,8 +149,8 @@ poisoned_norm.judge_by(
         Mistake("saves no copies", edits={SAVE: "before = list(model.buffers())"},
                 told="what you save are the buffers themselves, which batch norm updates in place: save a `clone()` of each"),
         Mistake("saves once", breaks="every other batch trains them as usual", edits={FOR: f"{SAVE}\n{FOR}", SAVE: "pass"},
-                told="the buffers are saved once, before the first batch, so an overflow undoes all batches up to it: save them "
-                "before each"),
+                told="an overflow undoes all batches up to it, as the buffers are saved once, "
+                "before the first: save them before each"),
         Mistake("always puts back", edits={ASK: "if True:"},
                 told="the buffers are put back after every batch, so the running statistics never move: do it only after an "
                 "overflow"),
@@ -147,25 +163,37 @@ poisoned_norm.judge_by(
                 told="`reset_running_stats()` gets rid of the NaN, and of all that the earlier batches had added: put back the "
                 "statistics from before the batch"),
         Mistake("writes numbers for NaN", edits={BACK: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
-                told="zeros take the place of the NaNs, and what the earlier batches had added is lost: put back the statistics "
-                "from before the batch"),
+                told="the NaNs are replaced by 0, and what the earlier batches had added is lost: "
+                "put back the statistics from before the batch"),
         Mistake("puts back only what is not finite", breaks="as they were",
                 edits={BACK: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
                 told="only what has become inf or NaN is put back. The batch has also changed the other statistics: put back all "
                 "of them"),
-        Mistake("forgets the counter", breaks="**all** buffers",
+        Mistake("forgets the counter", breaks="**all** buffers of the model",
                 edits={BACK: "if buffer.is_floating_point():\n    buffer.copy_(old)"},
                 told="`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` batch norm "
                 "divides by it: put back all buffers"),
+        Mistake("batch norm's buffers only",
+                edits={SAVE: f"norms = {NORMS}\nbefore = [b.clone() for layer in norms for b in layer.buffers()]",
+                       PAIRS: "for buffer, old in zip([b for layer in norms for b in layer.buffers()], before, strict=True):"},
+                told="batch norm's buffers are put back, and those of other layers are not: go "
+                "through `model.buffers()`"),
         Mistake("in evaluation mode", edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()"},
-                told="in evaluation mode, batch norm's running statistics are safe because they are never updated, and the model "
-                "trains with those it began with: leave it in training mode"),
+                told="batch norm's running statistics never move, and the model trains with those "
+                "it began with, as in evaluation mode: leave it in training mode"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained on. The card asks "
                 "for fp16"),
         Mistake("cuts the inputs off", edits={FORWARD: "loss = cross_entropy(model(inputs.clamp(-1e3, 1e3)), targets)"},
-                told="with its inputs cut off, the batch does not overflow any more and is trained on: let it overflow, then put "
-                "the buffers back"),
+                told="with its inputs cut off, the batch does not overflow any more and is "
+                "trained on: let it overflow, then put the buffers back"),
+        Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
+                told="the forward pass runs in bf16 now, where nothing overflows, and so the "
+                "batch is trained on. The card asks for fp16"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears, and asks the scale", told=UNCLEARED, edits={
+                    CLEAR: "pass", SAVE: f"{SAVE}\nscale = scaler.get_scale()",
+                    ASK: "if scaler.get_scale() < scale:"}),
         Mistake("no scaler", breaks="a `GradScaler`",
                 edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="without a scaler nothing skips an update whose gradients are NaN, and the weights become NaN too"),

@@ -14,16 +14,17 @@ from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.ranks_differ import resume as patient
-from amp_course.debugging.clinic.trials import CAUSE, UNNAMED, describe_cause, read_losses
+from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, UNNAMED, describe_cause, read_losses
 from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
 
 ranks_differ = Exercise(
     chapter="debugging", name="ranks_differ", number=6, title="The ranks drift apart", difficulty=3, importance=5, minutes=8,
     lines=20,
-    task="Write `ranks_differ(net, batches, checkpoint)`, a `resume` without the fault. It runs on both ranks, each with batches "
-    "of its own. `checkpoint` is a dict of two `state_dict()`s, `model` and `scaler`, on rank 0, and None on the other; **both** "
-    "go on from them. DDP, SGD with lr=0.1, fp16 autocast, one update per batch. It returns the list of the loss scales after "
-    "each update. Name the fault in its first line, by `cause(…)`.",
+    task="Write `ranks_differ(net, batches, checkpoint)`, a `resume` without the fault. It runs on "
+    "both ranks, each with batches of its own. `checkpoint` is a dict of two `state_dict()`s, "
+    "`model` and `scaler`, on rank 0, and None on rank 1; **both** ranks resume from it. Use DDP, "
+    "SGD with lr=0.1 and fp16 autocast, with one update per batch. It returns the list of the loss "
+    "scales after each update. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "DDP averages the gradients as they are, still scaled. What does each rank divide the average by?",
         "DDP sends the weights of rank 0 to all ranks. Nobody sends the state of its scaler.",
@@ -141,6 +142,8 @@ LOAD_MODEL, LOAD = 'net.load_state_dict(checkpoint["model"])', 'scaler.load_stat
 STATE, SEND = "state = [scaler.state_dict()]", "dist.broadcast_object_list(state)"
 RESTORE, WRAP = "scaler.load_state_dict(state[0])", "model = DistributedDataParallel(net)"
 REGION, UPDATE = 'with torch.autocast("cpu", dtype=torch.float16):', "scaler.update()"
+CLEAR = "optimizer.zero_grad()"
+ALONE = "for parameter in net.parameters():\n    dist.broadcast(parameter.data, src=0)\nmodel = net"
 WHOLE = "send its whole `state_dict()` with `dist.broadcast_object_list`"
 
 ranks_differ.judge_by(
@@ -150,7 +153,7 @@ ranks_differ.judge_by(
         Mistake("unchanged", breaks="a `resume` without the fault", answer=patient,
                 told="only rank 0 loads the scaler's state: after the first update, the scales of the two ranks are {scales}. "
                 f"DDP averages gradients that were scaled by one and by the other: {WHOLE}"),
-        Mistake("starts over", breaks="**both** go on from them", edits={LOAD: "pass"},
+        Mistake("starts over", breaks="**both** ranks resume from it", edits={LOAD: "pass"},
                 told="the ranks agree, but on a new scaler with a scale of 65,536. Let rank 0 load the state from the checkpoint "
                 "before it is sent"),
         Mistake("only the scale", edits={
@@ -169,13 +172,23 @@ ranks_differ.judge_by(
                 told="sending the weights after each step makes them equal, but still wrong: the scales of the ranks are "
                 f"{{scales}}, and both gradients are divided by rank 0's. The scaler's state has to travel, once: {WHOLE}"),
         Mistake("averages true gradients", answer=_averages_true_gradients,
-                told="the gradients are unscaled before they are averaged, which mends the average, but the scales are still "
-                "{scales}. And an inf from one rank gets into the weights of the other, whose scaler looked before the "
-                f"averaging. Keep DDP, and give rank 1 the scaler's state: {WHOLE}"),
+                told="the gradients are unscaled before they are averaged, which makes the "
+                f"average right, but the scales are still {{scales}}. And an inf from one rank "
+                "gets into the weights of the other, whose scaler looked before the averaging. "
+                f"Keep DDP, and give rank 1 the scaler's state: {WHOLE}"),
         Mistake("only rank 0 sends", edits={SEND: f"if dist.get_rank() == 0:\n    {SEND}"},
                 told="only rank 0 calls the broadcast. The rank that receives has to call it too: take it out of the `if`"),
         Mistake("without DDP", breaks="DDP, SGD", edits={WRAP: "model = net"},
                 told="without DDP, rank 1 never gets the weights of the checkpoint, and each rank trains on its own gradients"),
+        Mistake("without DDP, from the same weights", edits={WRAP: ALONE},
+                told="the ranks start from the same weights and scale, but nothing averages their "
+                "gradients, and each trains on its own: wrap the model in DDP, and call what "
+                "comes of it"),
+        Mistake("without DDP and the scaler's state", edits={WRAP: "model = net", STATE: "pass", SEND: "pass", RESTORE: "pass"},
+                told="rank 1 gets neither the weights nor the scaler's state of the checkpoint, "
+                "and nothing averages the gradients: wrap the model in DDP, and of the scaler "
+                f"{WHOLE.replace('its', 'the')}"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
         Mistake("new weights", edits={LOAD_MODEL: "pass"},
                 told="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` before "
                 "it is wrapped in DDP"),

@@ -1,18 +1,29 @@
 """Patient 1 of chapter 11: a training whose loss hardly moves."""
 
+import copy
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.scaled_clip import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.debugging.clinic.trials import (
+    CAUSE,
+    UNCLEARED,
+    Recorded,
+    describe_cause,
+    fp32_gradient,
+    read_losses,
+    run_answer,
+    sizes_of_updates,
+)
 
 scaled_clip = Exercise(
     chapter="debugging", name="scaled_clip", number=1, title="The loss hardly moves", difficulty=2, importance=5, minutes=6,
@@ -48,33 +59,102 @@ def right(model: Any, batches: Any) -> list[float]:
     return losses
 
 
+LR, BATCHES, UPDATES = 0.5, 6, "the updates, compared with the right ones"
+
+
+def make_case(size: str, generator: torch.Generator) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
+    """Draw a model and batches with gradients of a norm below 0.6 ("small"), or above 2, with elements up to 3.5 ("large").
+
+    None is so large that a new scaler has to skip more than half of the batches before it has found its scale.
+    """
+    last = nn.Linear(24, 2)
+    model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), last)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+    if size == "small":
+        last.weight.data *= 4.0  # a confident model: small gradients
+    batches = list[tuple[Tensor, Tensor]]()
+    while len(batches) < BATCHES:
+        inputs = torch.randn(6, 12, generator=generator)
+        inputs *= 1.0 if size == "small" else 6.0
+        with torch.no_grad():  # in small cases the model's own opinion, in large ones the opposite
+            targets = (model(inputs).argmax(dim=1) + (size == "large")) % 2
+            loss = float(cross_entropy(model(inputs), targets))
+        gradient = fp32_gradient(model, cross_entropy, (inputs, targets))
+        norm, largest = float(gradient.norm()), float(gradient.abs().max())
+        turned = float(gradient.clamp(-1, 1).norm()) < 0.9 * norm  # by clipping each element
+        if norm < 0.6 if size == "small" else norm > 2 and turned and largest < 3.5 and loss < 3.5:
+            batches.append((inputs, targets))
+    return model, batches
+
+
+def clipped_update(batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[nn.Module, int], Tensor]:
+    """Return a function that takes a model and the number of a batch, and returns the right update."""
+
+    def update(model: nn.Module, number: int) -> Tensor:
+        gradient = fp32_gradient(model, cross_entropy, batches[number])
+        return -LR * gradient / max(float(gradient.norm()), 1.0)
+
+    return update
+
+
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Train on gradients below the limit, on some above it, and through an overflow."""
+    """Train on gradients below the limit, on some above it, and through an overflow; judge each update on its own.
+
+    A new scaler may have to skip some updates until it has found its scale; how many depends on how the loss is written.
+    """
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    for case, size, overflow in (("with small gradients", 0.02, ()), ("with large gradients", 8.0, ()),
-                                 ("with an overflow in the second batch", 1.0, (1,))):  # fmt: skip
-        model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 4))
-        for parameter in model.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
-        batches = []
-        for number in range(5):
-            inputs = torch.randn(6, 12, generator=generator) * size
-            targets = torch.randint(0, 4, (6,), generator=generator)
-            batches.append((inputs * 1e6 if number in overflow else inputs, targets))
-        before = flat(model.parameters())
-        first: list[torch.dtype] = []
-        hook = model[0].register_forward_hook(lambda module, args, output, first=first: first.append(output.dtype))
-        got, named = run_answer(answer, case, model, list(batches))
+    for case, size, overflow in (("with small gradients", "small", ()), ("with large gradients", "large", ()),
+                                 ("with an overflow in the second batch", "small", (1,))):  # fmt: skip
+        model, batches = make_case(size, generator)
+        given = [(x * 1e6 if number in overflow else x, y) for number, (x, y) in enumerate(batches)]
+        recorded = Recorded(model)
+        got, named = run_answer(answer, case, model, list(given))
         causes.append(named)
-        hook.remove()
-        losses = read_losses(got, case, len(batches))
+        recorded.end()
+        losses = read_losses(got, case, BATCHES)
+        right_losses, updates, none, forwards = list[Any](), list[Any](), 0, len(recorded.weights) - 1
+        if forwards == BATCHES:
+            updates = sizes_of_updates(recorded.weights, clipped_update(batches), model)
+            right_losses = losses_before(recorded.weights, batches, model)
+        for number, one in enumerate(updates):
+            if one == (0.0, 0.0) and number not in overflow and none < BATCHES // 2:
+                none, updates[number] = none + 1, (1.0, 1.0)
+            elif number in overflow:
+                updates[number] = (1.0, 1.0) if one == (0.0, 0.0) else (math.nan, math.nan)
+        wrong = next((number for number, one in enumerate(updates) if one != (1.0, 1.0)), 0)
+        away = [number for number, loss in enumerate(right_losses)
+                if number not in overflow and not math.isclose(losses[number], loss, rel_tol=0.02, abs_tol=0.005)]  # fmt: skip
         yield Turn(case, {
-            "the dtype that the first layer computes in": " and ".join(sorted({str(one)[6:] for one in first})),
-            "the change of the weights": flat(model.parameters()) - before,
-            "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-        })  # fmt: skip
+            "the number of forward passes": forwards,
+            "the dtype that the first layer computes in": " and ".join(sorted(recorded.dtypes)),
+            UPDATES: torch.tensor(updates),
+            "the losses that differ from those of the batches": [f"number {number + 1}" for number in away],
+        }, {"number": wrong + 1, "seen": describe_update(updates[wrong]) if updates else ""})  # fmt: skip
     yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+
+
+def losses_before(weights: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor]], model: nn.Module) -> list[float]:
+    """Return the loss of each batch in fp32, with the weights of before its update."""
+    twin, losses = copy.deepcopy(model), []
+    for before, (inputs, targets) in zip(weights[:-1], batches, strict=True):
+        vector_to_parameters(before.clone(), twin.parameters())
+        with torch.no_grad():
+            losses.append(float(cross_entropy(twin(inputs), targets)))
+    return losses
+
+
+def describe_update(size: tuple[float, float]) -> str:
+    """Say how an update compares with the right one: (0.0, 0.0) → "there is none"."""
+    along, length = size
+    if length == 0:
+        return "there is none"
+    if not math.isfinite(length):
+        return "the weights become inf or NaN, or move although the batch overflows"
+    if along < 0.98 * length:
+        return f"it goes in another direction, and is {length:.3g} times as long as the right one"
+    return f"it is {length:.3g} times as long as the right one"
 
 
 OPTIMIZER, SCALER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.5)", 'scaler = torch.amp.GradScaler("cpu")'
@@ -87,27 +167,46 @@ SCALED = (
 )
 
 scaled_clip.judge_by(
-    right=right, play=play, tolerance=1e-3,
-    said=describe_cause("In the patient, the norm that `clip_grad_norm_` returned was about 65,536 times that of the gradients."),
+    right=right, play=play, tolerance=0.05,
+    said=describe_cause("In the patient, the norm that `clip_grad_norm_` returned was about 65,536 times that of the gradients.")
+    | {UPDATES: "{case}, an update of the weights is wrong: for batch {number}, {seen}"},
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient, told=SCALED),
+        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
+                told=SCALED),
+        Mistake("the limit of one scale", edits={UNSCALE: "pass", CLIP: CLIP.replace("1.0", "65536.0")},
+                told="gradients are clipped to 65,536 while they carry the loss scale, which is a "
+                "norm of 1 only as long as the scale is 65,536: unscale them first"),
         Mistake("no clipping", breaks="gradients clipped to a norm of 1", edits={CLIP: "pass"},
-                told="large gradients are not clipped any more, and the clipping was not the fault: only its place was"),
+                told="large gradients are not clipped when the update is made. The clipping was "
+                "not the fault: only its place was"),
+        Mistake("always to a norm of 1", edits={CLIP: "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
+                                                "[p.grad.div_(norm) for p in model.parameters()]"},
+                told="every gradient is brought to a norm of 1, and smaller ones grow: clipping "
+                "leaves them as they are"),
         Mistake("clips each parameter", edits={CLIP: "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]"},
                 told="each parameter is clipped by its own norm: pass all of them in one call"),
         Mistake("clips values", edits={CLIP: CLIP.replace("norm_", "value_")},
                 told="each number is cut off at 1, which turns the gradient: scale all of them down by one norm"),
         Mistake("no scaler", breaks="a `GradScaler`",
                 edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="without a scaler nothing skips an update that has overflowed, and small gradients are lost"),
-        Mistake("no update", edits={UPDATE: "pass"}, told="`scaler.update()` is gone: call it after each `scaler.step`"),
+                told="nothing skips an update that has overflowed, as a scaler does: scale the "
+                "loss, and step by the scaler"),
+        Mistake("steps without the scaler", edits={STEP: "optimizer.step()"},
+                told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
+                "`scaler.step(optimizer)`, which skips it"),
+        Mistake("no update", edits={UPDATE: "pass"}, told="`scaler.update()` is missing: call it after each `scaler.step`"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now, which hides the fault: the order of the calls was wrong, not the dtype"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, and the card asks for fp16: mend the order of the calls"),
+                told="the forward pass runs in bf16 now, and the card asks for fp16: only the "
+                "order of the calls was wrong"),
         Mistake("a higher rate", breaks="SGD with lr=0.5", edits={UNSCALE: "pass", OPTIMIZER: OPTIMIZER.replace("0.5", "500.0")},
                 told="a higher learning rate makes up for the clipping only by chance: the gradients are still clipped to "
                 "1 / 65,536 of their size"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told="`zero_grad()` is gone, so gradients of all batches add up"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("clears before the step",
+                edits={UNSCALE: f"{UNSCALE}\noptimizer.zero_grad(set_to_none=False)", CLEAR: "pass"},
+                told="the gradients are 0 when the step is taken, so nothing is learned: clear "
+                "them before `backward()` or after the step"),
     ],
 )  # fmt: skip

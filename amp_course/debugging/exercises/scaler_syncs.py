@@ -1,18 +1,27 @@
 """Patient 10 of chapter 11: a training whose GPU has to wait for the host in every step."""
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.scaler_syncs import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.debugging.clinic.trials import (
+    CAUSE,
+    UNCLEARED,
+    Recorded,
+    describe_cause,
+    fp32_gradient,
+    read_losses,
+    run_answer,
+    sizes_of_updates,
+)
 from amp_course.speed.exercises.host_reads import HostReads
 
 scaler_syncs = Exercise(
@@ -93,50 +102,58 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             inputs, targets = torch.randn(6, 12, generator=generator), torch.randint(0, 4, (6,), generator=generator)
             batches.append((inputs * 1e6 if number in overflow else inputs, targets))
         scaler = Scaler("cpu", init_scale=scale, growth_interval=2)
-        weights: list[Tensor] = []  # before each forward pass
-        dtypes: set[str] = set()
+        recorded = Recorded(model)
+        weights = recorded.weights
         readers: list[str] = []  # the scaler's method that each read comes from; "" for the answer's own reads
-
-        def record(
-            module: Any, args: Any, output: Any, model: Any = model, dtypes: Any = dtypes, weights: Any = weights
-        ) -> None:
-            dtypes.add(str(output.dtype)[6:])
-            weights.append(flat(model.parameters()))
 
         def place(scaler: Any = scaler, weights: Any = weights, readers: Any = readers) -> int:
             readers.append(scaler.running)
             return len(weights)
 
-        hook = model[0].register_forward_hook(record)
         with HostReads(place) as host:
             got, named = run_answer(answer, case, model, list(batches), scaler)
             causes.append(named)
-        hook.remove()
+        recorded.end()
         losses = read_losses(got, case, len(batches))
-        weights.append(flat(model.parameters()))
         early = [
             f"`{reader}`" if reader else _CALLS.get(read.call, f"`{read.call}`")
             for read, reader in zip(host.reads, readers, strict=True)
             if 0 < read.place < len(batches)
         ]
-        changed = [number for number in range(1, len(weights)) if not torch.equal(weights[number - 1], weights[number])]
-        yield Turn(case, {
+        changed = [number for number, (a, b) in enumerate(itertools.pairwise(weights), 1) if not torch.equal(a, b)]
+        facets: dict[str, Any] = {
             "the number of forward passes": len(weights) - 1,
-            "the dtype that the first layer computes in": " and ".join(sorted(dtypes)),
-            "the batches that change the weights": changed,
-            "the change of the weights": weights[-1] - weights[0],
-            "the loss scale at the end": scaler.get_scale(),
-            "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number not in overflow]),
-            READERS: " and ".join(sorted(set(early))) or "nothing",
-        }, {"reads": len(early)})  # fmt: skip
+            "the dtype that the first layer computes in": " and ".join(sorted(recorded.dtypes)),
+        }
+        if scale > 2.0**16:  # which updates are skipped depends on how the loss is written
+            sizes = sizes_of_updates(weights[: len(batches) + 1], sgd_update(batches), model)
+            facets |= {
+                "whether any batch changes the weights": bool(changed),
+                PARTLY: [number for number, size in enumerate(sizes, 1) if size not in ((0.0, 0.0), (1.0, 1.0))],
+            }
+        else:
+            facets |= {
+                "the batches that change the weights": changed,
+                "the change of the weights": weights[-1] - weights[0],
+                "the loss scale at the end": scaler.get_scale(),
+                "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number not in overflow]),
+            }
+        yield Turn(case, {**facets, READERS: " and ".join(sorted(set(early))) or "nothing"}, {"reads": len(early)})
     yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
+def sgd_update(batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[nn.Module, int], Tensor]:
+    """Return a function that takes a model and the number of a batch, and returns the right update."""
+    return lambda model, number: -0.5 * fp32_gradient(model, cross_entropy, batches[number])
+
+
+PARTLY = "the batches whose update is neither right nor skipped"
 READERS = "what reads a value before the last batch"
 OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)"
 UNFUSED = OPTIMIZER.replace(", fused=True", "")
 REGION, LOSS = 'with torch.autocast("cpu", dtype=torch.float16):', "loss = cross_entropy(model(inputs), targets)"
 BACKWARD, STEP, UPDATE = "scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"
+CLEAR, LOSSES = "optimizer.zero_grad()", "losses = []"
 KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses)"
 GRADIENTS = "gradients = [p.grad for p in model.parameters()]"
 TESTED = (
@@ -147,7 +164,7 @@ ZEROED = (
 )
 
 scaler_syncs.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, play=play, tolerance=1e-2,
     said=describe_cause("In the patient, each call of `scaler.step` ran one `.item()`.")
     | {READERS: "{case}, a value was read {reads} times before the last batch, by {got}. On a GPU the host waits there until all "
                 "queued work is done"},
@@ -164,21 +181,31 @@ scaler_syncs.judge_by(
         Mistake("reads the scale", edits={UPDATE: f"{UPDATE}\nscaler.get_scale()"},
                 told="`scaler.get_scale()` reads a value as well: call it after the last batch, or not at all"),
         Mistake("tests a tensor", edits={OPTIMIZER: UNFUSED, STEP: TESTED},
-                told="an `if` on a tensor reads its value, just as `.item()` does. Test losses after the last batch; whether a "
-                "gradient overflowed, an optimizer with `fused=True` decides on the device"),
+                told="a condition on a tensor (`if`, `min`, `not`) reads its value, just as "
+                "`.item()` does. Test losses after the last batch; whether a gradient overflowed, "
+                "an optimizer with `fused=True` decides on the device"),
         Mistake("steps without the scaler", breaks="none where a gradient overflows",
                 edits={OPTIMIZER: UNFUSED, STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="`optimizer.step()` reads nothing, but it uses gradients that overflowed, too: call "
                 "`scaler.step(optimizer)` with a fused optimizer"),
         Mistake("zeroes what overflows", edits={OPTIMIZER: UNFUSED, STEP: ZEROED},
-                told="you set only the gradients that overflowed to 0, and the others still change their weights: skip the whole "
-                "step"),
+                told="where some gradients overflow, the others still change their weights, as if "
+                "only the overflowed ones were set to 0: skip the whole step"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears, and is not fused", edits={CLEAR: "pass", OPTIMIZER: UNFUSED}, told=UNCLEARED),
+        Mistake("in fp32", edits={REGION: "if True:"},
+                told="the forward pass runs in fp32 now, and the card asks for fp16: only the "
+                "optimizer has to change"),
+        Mistake("a scaler of its own", edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
+                told="the scale of the caller's scaler never changes: use the scaler that you "
+                "get, and make none"),
         Mistake("no scaler", breaks="the scaler as you get it",
                 edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="without the scaler nothing is read, but nothing skips an overflow either: keep the scaler, and pass "
                 "`fused=True` to SGD"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` is gone, and it reads nothing: call it after each `scaler.step`"),
+                told="`scaler.update()` is missing, and it reads nothing: call it after each "
+                "`scaler.step`"),
         Mistake("in bf16", breaks="fp16 autocast", edits={REGION: REGION.replace("float16", "bfloat16")},
                 told="the forward pass runs in bf16 now. That would do without a scaler, but the card asks for fp16"),
         Mistake("another rate", breaks="SGD with lr=0.5", edits={OPTIMIZER: OPTIMIZER.replace("lr=0.5", "lr=0.05")},

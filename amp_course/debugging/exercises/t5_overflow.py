@@ -16,9 +16,10 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 t5_overflow = Exercise(
     chapter="debugging", name="t5_overflow", number=4, title="NaN after some steps, in fp16 only", difficulty=3, importance=5,
     minutes=8, lines=5,
-    task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault, which is called in a region of fp16 autocast. "
-    "It returns fp32, right to 1%, for `hidden` in fp32 or in fp16, and also where a result is beyond 65,504. The matmul "
-    "of `wi` stays in fp16, and gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
+    task="Write `t5_overflow(block, hidden)`, a `Block.forward` without the fault. It is called in "
+    "a region of fp16 autocast, with `hidden` in fp32 or in fp16. It returns fp32, right to 1%, "
+    "also where `hidden` or the result is beyond 65,504. The matmul of `wi` stays in fp16, and "
+    "gradients reach `wi`, `wo` and `hidden`. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "Which module is the first to give something that is not finite? What does the same module give in fp32?",
         "In fp16, everything above 65,504 is inf. `wo` runs in fp16 although its weights are in fp32, and it would do so for an "
@@ -43,6 +44,7 @@ CASES = (  # the case; the dtype of the hidden states, how large they are, and t
     ("where all results are small", torch.float32, 1.0, 30.0),
     ("where `wo` gives up to 150,000", torch.float32, 1.0, 150_000.0),
     ("where `hidden` holds up to 40,000, in fp16, and `wo` gives up to 50,000", torch.float16, 40_000.0, 50_000.0),
+    ("where `hidden` holds up to 100,000, in fp32, and `wo` up to 50,000", torch.float32, 100_000.0, 50_000.0),
 )
 
 
@@ -87,13 +89,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         if got.requires_grad:
             got.backward(arriving.to(got.dtype))
         gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
+        matmul = " and ".join(sorted(products.dtypes)) or "none"
         yield Turn(case, {
             "the result": result.double() if result.is_floating_point() else result,
             "the dtype of the result": str(result.dtype)[6:],
-            "the dtype that the matmul of `wi` runs in": " and ".join(sorted(products.dtypes)) or "none",
+            "the dtype that the matmul of `wi` runs in": matmul,
             **{f"the gradient of `{name}`": read_gradient(one) for name, one in gradients.items()},
             "the dtypes of the weights after the call": " and ".join(sorted({str(w.dtype)[6:] for w in block.parameters()})),
-        })  # fmt: skip
+        }, clues={"wi": matmul})  # fmt: skip
         causes.append(named)
     yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
@@ -105,41 +108,64 @@ def read_gradient(gradient: Tensor | None) -> Any:
 
 INNER, REGION = "inner = torch.relu(block.wi(block.norm(hidden)))", 'with torch.autocast("cpu", enabled=False):'
 CHANGE, RETURN = "change = block.wo(inner.float())", "return hidden.float() + change"
-SUM = "return hidden + change"
+SUM, IN_FP16 = "return hidden + change", {REGION: "if True:"}
+WI_IN_FP32 = {INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"}
 BFLOAT16 = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
+OVERFLOWS = (
+    "`wo` runs in fp16, or what it gives is cast to fp16, where everything above 65,504 is inf. Autocast casts an fp32 "
+    'input down again, so `.float()` alone changes nothing: switch autocast (for "cpu" here) off around `wo`'
+)
+CUT_OFF = "what is beyond 65,504 is replaced by a limit, which is finite but wrong: compute `wo` and the sum in fp32"
 
 t5_overflow.judge_by(
     right=right, play=play, tolerance=1e-2,
     said=describe_cause("In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."),
     mistakes=[
-        Mistake("unchanged", breaks="a `Block.forward` without the fault", answer=Block.forward,
-                told="what `wo` gives is still in fp16, where everything above 65,504 is inf. Autocast casts an fp32 input down, "
-                "too: switch it off around `wo`"),
-        Mistake("clamps", breaks="right to 1%", edits={REGION: "if True:", CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
-                told="what is beyond 65,504 is cut off there, which is finite but wrong: compute `wo` in fp32"),
-        Mistake("zeroes what overflows",
-                edits={REGION: "if True:", CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
+        Mistake("unchanged", breaks="a `Block.forward` without the fault", answer=Block.forward, told=OVERFLOWS),
+        Mistake("casts the input of wo", edits=IN_FP16, told=OVERFLOWS),
+        Mistake("wo in place of wi", edits={**WI_IN_FP32, **IN_FP16},
+                told=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+                "output fits into fp16"),
+        Mistake("wo in place of wi, added in fp16", edits={**WI_IN_FP32, **IN_FP16, RETURN: SUM},
+                told=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+                "output fits into fp16"),
+        Mistake("hidden in fp16", breaks="also where `hidden` or the result is beyond 65,504",
+                edits={RETURN: "return hidden.half().float() + change"},
+                told="`hidden` goes through fp16 before it is added. In fp32 it may be larger "
+                "than 65,504, which gives inf: add it in fp32"),
+        Mistake("the norm of hidden in fp16", edits={INNER: INNER.replace("hidden", "hidden.half()")},
+                told="`hidden` goes through fp16 before the norm. In fp32 it may be larger than "
+                "65,504, which gives inf: leave it as it is, since autocast casts what goes into "
+                "`wi`"),
+        Mistake("clamps", breaks="right to 1%", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
+                told=CUT_OFF),
+        Mistake("clamps the output of wo, adds in fp32", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
+                told=CUT_OFF),
+        Mistake("clamps the sum", edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"}, told=CUT_OFF),
+        Mistake("fp32's largest number for inf", edits={**IN_FP16, RETURN: "return (hidden.float() + change).nan_to_num()"},
+                told="the inf from `wo` becomes the largest number of fp32, which is finite but "
+                "wrong: compute `wo` in fp32"),
+        Mistake("zeroes what overflows", edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
                 told="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
         Mistake("back to fp16", breaks="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
-                told="the sum is right, and then cast to fp16, where everything above 65,504 is inf: return it in fp32"),
-        Mistake("back to hidden's dtype", breaks="for `hidden` in fp32 or in fp16",
+                told="the result is in fp16, where everything above 65,504 is inf: add in fp32, "
+                "and return fp32"),
+        Mistake("back to hidden's dtype", breaks="`hidden` in fp32 or in fp16",
                 edits={RETURN: "return hidden + change.to(hidden.dtype)"},
-                told="the output of `wo` is cast to the dtype of `hidden`. In fp16 their sum overflows, although both of them "
-                "fit: add in fp32"),
-        Mistake("all in fp32", breaks="stays in fp16",
-                edits={INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))"},
+                told="for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is "
+                "inf, although both parts fit: add in fp32, and return fp32"),
+        Mistake("all in fp32", breaks="stays in fp16", edits=WI_IN_FP32,
                 told="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` only"),
         Mistake("all in bf16", edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
                 told="`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more than 65,504"),
-        Mistake("wo in place of wi", edits={INNER: f"{REGION}\n    inner = torch.relu(block.wi(block.norm(hidden.float())))",
-                                            REGION: "if True:"},
-                told="you switched autocast off around `wi`, whose output fits into fp16: `wo` is the one that overflows"),
         Mistake("no residual", edits={RETURN: "return change"},
                 told="`hidden` is not added any more: the block returns `hidden` plus what `wo` gives"),
         Mistake("smaller, and not enlarged", edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
-                told="you divide the input of `wo` by 16 and never multiply its output by 16: do so in fp32"),
+                told="what `wo` gives comes back 16 times too small: if you divide by 16 before "
+                "`wo`, multiply by 16 after it, in fp32"),
         Mistake("without gradients", breaks="gradients reach `wi`, `wo` and `hidden`",
                 edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
-                told="`wo` runs under `no_grad`, so no gradient passes through it: switch only autocast off there"),
+                told="no gradient passes through `wo` or reaches its weight, as under `no_grad`: "
+                "switch only autocast off there"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_number
+from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_bool, read_number
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.tf32_mixed import measure as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -15,14 +15,19 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 tf32_mixed = Exercise(
     chapter="debugging", name="tf32_mixed", number=12, title="An error from reading a setting", difficulty=2, importance=3,
     minutes=6, lines=9,
-    task="Write `tf32_mixed(model, inputs, matmul)`, a `measure` without the fault: it runs the model with TF32, then in full "
-    "fp32, and returns a list of two pairs: whether TF32 was allowed, and the mean output. `matmul` behaves "
-    "like `torch.backends.cuda.matmul` in torch 2.13. The caller may have set it by either name, and by that name it must read "
-    "the same afterwards. Name the fault in its first line, by `cause(…)`.",
+    task="TF32 lets a GPU multiply fp32 matrices faster, with inputs rounded to 10 bits of "
+    "significand (chapter 09). torch has two names for the setting: `allow_tf32`, True or False, "
+    "and the newer `fp32_precision`, 'tf32' or 'ieee' (full fp32), or 'none', which leaves it to "
+    "the setting for all of torch. Write `tf32_mixed(model, inputs, matmul)`, a `measure` without "
+    "the fault. It runs the model with TF32, then in full fp32, and returns a pair for each run in "
+    "a list: whether TF32 was allowed, and the mean output. `matmul` behaves like "
+    "`torch.backends.cuda.matmul` in torch 2.13. The caller may have set it by either name: read "
+    "by that name, the setting must be the same afterwards. Name the fault in its first line, by "
+    "`cause(…)`.",
     hints=(
         "`allow_tf32` and `fp32_precision` set the same thing. Which of the two do the lines of `measure` write, which do they "
         "read?",
-        "Writing `allow_tf32` sets both, writing `fp32_precision` sets the newer one alone. Reading `allow_tf32` raises where "
+        "Writing `allow_tf32` sets both names, writing `fp32_precision` the newer one alone. Reading `allow_tf32` raises where "
         "the two disagree.",
         "Write and read `fp32_precision` only ('tf32', 'ieee'), and put back what it was; the cause is 'tf32-settings-mixed'.",
     ),
@@ -46,19 +51,20 @@ def right(model: Any, inputs: Any, matmul: Any) -> list[tuple[bool, float]]:
 class Matmul:
     """Behaves like `torch.backends.cuda.matmul` in torch 2.13 (before 2.9, it has only the older name), and sets nothing.
 
-    refused: how often reading the older name raised
+    everywhere: what `torch.backends.fp32_precision` says, which holds where the newer name says "none"
+    refused:    how often reading the older name raised
     """
 
-    __slots__ = ("_newer", "_older", "refused")
+    __slots__ = ("_everywhere", "_newer", "_older", "refused")
 
-    def __init__(self) -> None:
-        self._older, self._newer = False, "none"
+    def __init__(self, everywhere: str = "none") -> None:
+        self._older, self._newer, self._everywhere = False, "none", everywhere
         self.refused = 0
 
     @property
     def allow_tf32(self) -> bool:
         """The older name. Raises RuntimeError where the newer one says something else."""
-        if self._older != (self._newer == "tf32"):
+        if self._older != (self.fp32_precision == "tf32"):
             self.refused += 1
             raise RuntimeError(
                 "PyTorch is checking whether allow_tf32_new is enabled for cuBlas matmul, and you have used a mix of the legacy "
@@ -74,8 +80,8 @@ class Matmul:
 
     @property
     def fp32_precision(self) -> str:
-        """The newer name: "tf32", "ieee", or "none", which means full fp32 as well."""
-        return self._newer
+        """The newer name: "tf32", "ieee", or "none", which is full fp32. Where "none" was set, what holds for all of torch."""
+        return self._everywhere if self._newer == "none" else self._newer
 
     @fp32_precision.setter
     def fp32_precision(self, precision: str) -> None:
@@ -84,10 +90,12 @@ class Matmul:
         self._newer = precision
 
 
-CASES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("where the caller has set nothing", {}),
-    ('where the caller has set `fp32_precision = "tf32"`', {"fp32_precision": "tf32"}),
-    ("where the caller has set `allow_tf32 = True`", {"allow_tf32": True}),
+CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (  # the case, the setting for all of torch, what the caller sets
+    ("where the caller has set nothing", "none", {}),
+    ('where the caller has set `fp32_precision = "tf32"`', "none", {"fp32_precision": "tf32"}),
+    ("where the caller has set `allow_tf32 = True`", "none", {"allow_tf32": True}),
+    ("where the caller has set `allow_tf32 = False`", "none", {"allow_tf32": False}),
+    ('where `fp32_precision` is "none", and "tf32" for all of torch', "tf32", {"fp32_precision": "none"}),
 )
 FULL = "full fp32"
 
@@ -95,6 +103,11 @@ FULL = "full fp32"
 def precision_of(matmul: Matmul) -> str:
     """Return what matmuls compute in: "tf32", or "full fp32" for "ieee" and "none"."""
     return "tf32" if matmul.fp32_precision == "tf32" else FULL
+
+
+def as_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Return x without the last 13 bits of each number, which TF32 does not see."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def read_older(matmul: Matmul) -> Any:
@@ -115,23 +128,29 @@ def read_pairs(got: Any, case: str) -> tuple[list[Any], list[float]]:
         elif pairs:
             kind = f"a list of {len(pairs)}"
         raise Wrong(f"{case}, your function returned {kind}, not a list of two pairs")
-    return [flag for flag, _ in pairs], [read_number(mean, case, "a pair of yours holds") for _, mean in pairs]
+    flags = [
+        flag if isinstance(flag, str) else read_bool(flag, case, subject="a pair begins with") for flag, _ in pairs
+    ]
+    return flags, [read_number(mean, case, "a pair of yours holds") for _, mean in pairs]
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Run the answer after a caller that has set nothing, or TF32 by the newer name, or by the older."""
+    """Run the answer after a caller that has set nothing, or TF32 by either name, or all of torch."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    for case, settings in CASES:
+    for case, everywhere, settings in CASES:
         model, inputs = nn.Linear(6, 3), torch.randn(5, 6, generator=generator)
         model.weight.data = torch.randn(3, 6, generator=generator)
-        matmul = Matmul()
+        matmul = Matmul(everywhere)
         for name, value in settings.items():
             setattr(matmul, name, value)
         passes: list[str] = []
-        model.register_forward_pre_hook(
-            lambda module, args, matmul=matmul, passes=passes: passes.append(precision_of(matmul))
-        )
+
+        def multiply(module: Any, args: Any, matmul: Matmul = matmul, passes: list[str] = passes) -> Any:
+            passes.append(precision_of(matmul))
+            return tuple(map(as_tf32, args)) if passes[-1] != FULL else args
+
+        model.register_forward_pre_hook(multiply)
         got, named = run_answer(answer, case, model, inputs, matmul)
         causes.append(named)
         flags, means = read_pairs(got, case)
@@ -164,28 +183,34 @@ tf32_mixed.judge_by(
         Mistake("unchanged", breaks="a `measure` without the fault", answer=patient,
                 told="`allow_tf32` is read after `fp32_precision` was set to something else, and raises: use `fp32_precision` "
                 "throughout"),
+        Mistake("none for full fp32", edits={LOOP: LOOP.replace("ieee", "none")},
+                told="'none' is not full fp32. It leaves the setting to the one for all of torch, "
+                "which may be TF32: write 'ieee'"),
         Mistake("only the read is gone", edits={SET: MIXED},
-                told="`allow_tf32` is not read any more, but you still set by both names, and the caller's next read of it may "
-                "raise: set `fp32_precision` only"),
+                told="`allow_tf32` is not read any more, but both names are written, and the "
+                "caller's next read of it may raise: write `fp32_precision` only"),
         Mistake("catches the error", edits={SET: MIXED, KEEP: CAUGHT},
-                told="you catch the error, but the two settings still disagree, and the caller's next read may raise: set "
-                "`fp32_precision` only"),
+                told="the error is caught, but the two names still disagree, and the caller's "
+                "next read may raise: write `fp32_precision` only"),
         Mistake("the older name only", breaks="The caller may have set it by either name",
                 edits={BEFORE: "before = matmul.allow_tf32", SET: OLDER, AFTER: "matmul.allow_tf32 = before"},
                 told="reading `allow_tf32` raises where the caller has set `fp32_precision`, which can always be read: use "
                 "`fp32_precision` throughout"),
         Mistake("sets by the older name", edits={SET: OLDER},
-                told="you set `allow_tf32`, which sets both, and put back `fp32_precision` alone: use the newer name throughout"),
+                told="the runs set `allow_tf32`, which writes both names, and `fp32_precision` "
+                "alone is put back: use the newer name throughout"),
         Mistake("never puts it back", breaks="the same afterwards", edits={AFTER: "pass"},
-                told="the caller's setting is not put back: note `fp32_precision` at the start, and write it at the end"),
+                told="the caller's setting is not put back, and stays as the last run left it: "
+                "note `fp32_precision` at the start, and write it at the end"),
         Mistake("one precision", breaks="with TF32, then in full fp32", edits={LOOP: 'for precision in ("tf32", "tf32"):'},
-                told="both runs use TF32: the second needs `fp32_precision = 'ieee'`"),
+                told="both runs use TF32: before the second, write 'ieee'"),
         Mistake("the wrong order", edits={LOOP: 'for precision in ("ieee", "tf32"):'},
                 told="the run in full fp32 comes first: run with TF32 first"),
         Mistake("sets it for all of torch", edits={
                 SET: 'torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")'},
-                told="`torch.set_float32_matmul_precision` is one of the older functions, and sets more than `matmul`: set "
-                "`matmul.fp32_precision`"),
+                told="`matmul` stays as the caller left it in both runs, so neither has a "
+                "precision of its own. Set it by `matmul.fp32_precision`, and not by a function "
+                "for all of torch, such as `torch.set_float32_matmul_precision`"),
         Mistake("the names of the precisions", breaks="whether TF32 was allowed",
                 edits={KEEP: "results.append((matmul.fp32_precision, mean))"},
                 told="each pair should begin with True or False: return `matmul.fp32_precision == 'tf32'`"),

@@ -14,15 +14,16 @@ from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.uneven_ranks import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, UNNAMED, describe_cause
+from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, UNNAMED, describe_cause
 from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
 
 uneven_ranks = Exercise(
     chapter="debugging", name="uneven_ranks", number=3, title="Two loss scales", difficulty=3, importance=4, minutes=8, lines=12,
-    task="Write `uneven_ranks(model, epochs, optimizer, scaler)`, a `train` without the fault. It runs on both ranks; `epochs` "
-    "holds this rank's list of batches for each epoch, and which rank has more may change. In each epoch, **every** rank trains "
-    "on as many of its batches as the rank with the fewest has, the first ones. fp16 autocast, one update per batch. `model` is "
-    "wrapped in DDP. Name the fault in its first line, by `cause(…)`.",
+    task="Write `uneven_ranks(model, epochs, optimizer, scaler)`, a `train` without the fault. It "
+    "runs on both ranks; `epochs` holds this rank's list of batches for each epoch, and which rank "
+    "has more may change. In each epoch, **every** rank trains on as many of its batches as the "
+    "rank with the fewest has, the first ones, under fp16 autocast, with one update per batch. "
+    "`model` is wrapped in DDP. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "When does a scaler double its scale? Who calls `update()` on a rank that has run out of batches?",
         "No rank knows how many batches the others have. Before each epoch, let them agree on a number.",
@@ -54,7 +55,7 @@ def right(model: Any, epochs: Any, optimizer: Any, scaler: Any) -> None:
 # first epoch that overflow
 CASES: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]], int, tuple[int, int] | None], ...] = (
     ("in an epoch of 3 batches on rank 0 and 5 on rank 1", ((3,), (5,)), 4, None),
-    ("in epochs of 4, 2 and 3 batches on rank 0 and 2, 5 and 3 on rank 1", ((4, 2, 3), (2, 5, 3)), 3, None),
+    ("in epochs of 4, 2 and 3 batches on rank 0 and 3, 5 and 3 on rank 1", ((4, 2, 3), (3, 5, 3)), 3, None),
     ("in two epochs of 3 and 4 batches, of which the second overflows on rank 1", ((3, 3), (4, 4)), 2, (1, 1)),
 )  # fmt: skip
 
@@ -126,7 +127,7 @@ def _never_grows(model: Any, epochs: Any, optimizer: Any, scaler: Any) -> None:
 
 COUNT, REDUCE = "count = torch.tensor(len(batches))", "dist.all_reduce(count, op=dist.ReduceOp.MIN)"
 EPOCH, LOOP = "for batches in epochs:", "for inputs, targets in batches[: count.item()]:"
-REGION = 'with torch.autocast("cpu", dtype=torch.float16):'
+REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.zero_grad()"
 AGREE = "before each epoch, agree on the smallest count, by `dist.all_reduce` with MIN"
 
 uneven_ranks.judge_by(
@@ -143,17 +144,22 @@ uneven_ranks.judge_by(
                 told="with growth switched off, the scales stay equal, but a scale that has fallen never recovers, and one rank "
                 f"still makes more updates than the other: {AGREE}"),
         Mistake("its own count", edits={REDUCE: "pass"},
-                told="each rank trains on all of its own batches. The rank with more of them waits forever in DDP's next "
-                f"all-reduce: {AGREE}"),
+                told="the ranks train on different numbers of batches, so the one with more "
+                f"waits forever in DDP's next all-reduce: {AGREE}"),
         Mistake("the largest count", edits={REDUCE: REDUCE.replace("MIN", "MAX")},
-                told="MAX gives the largest count, and the rank with fewer batches cannot follow; the other waits forever. "
-                "Take MIN"),
+                told="the count that the ranks agree on, by MAX or as a mean, is more than one of "
+                "them has. That rank cannot follow, and the other waits forever: take MIN"),
         Mistake("the count of rank 0", breaks="which rank has more may change", edits={REDUCE: "dist.broadcast(count, src=0)"},
-                told="rank 0 decides on the count. In an epoch where it has more batches than rank 1, it waits forever: reduce "
-                "the counts of both with MIN"),
+                told="the count is that of rank 0. In an epoch where it has more batches than "
+                "rank 1, it waits forever: reduce the counts of both with MIN"),
         Mistake("the count of the first epoch", breaks="In each epoch", edits={
                     EPOCH: f"count = torch.tensor(len(epochs[0]))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
-                told="the count of the first epoch is used for all of them: agree on it again in each epoch"),
+                told="the count of the first epoch is used for all of them, and a later one may "
+                "have fewer batches on some rank: agree on it again in each epoch"),
+        Mistake("the smallest count of all epochs", edits={
+                    EPOCH: f"count = torch.tensor(min(map(len, epochs)))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
+                told="all epochs end with the smallest count of any of them, and some have more "
+                "batches on both ranks: agree on it again in each epoch"),
         Mistake("repeats batches", breaks="as many of its batches as the rank with the fewest has", edits={
                     REDUCE: REDUCE.replace("MIN", "MAX"),
                     LOOP: "for inputs, targets in [batches[n % len(batches)] for n in range(count.item())]:"},
@@ -163,5 +169,12 @@ uneven_ranks.judge_by(
                 told="the number of updates is right, but these are the last batches of the epoch: take the first ones"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now. The dtype was not the fault: the ranks made unequal numbers of updates"),
+        Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
+                told="the forward pass runs in bf16 now. The dtype was not the fault: the ranks "
+                "made unequal numbers of updates"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("without DDP", edits={LOOP: f"model = getattr(model, 'module', model)\n{LOOP}"},
+                told="the gradients are not averaged, and each rank trains on its own: call "
+                "`model`, which is wrapped in DDP"),
     ],
 )  # fmt: skip

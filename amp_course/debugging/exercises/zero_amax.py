@@ -15,9 +15,12 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 zero_amax = Exercise(
     chapter="debugging", name="zero_amax", number=9, title="Padding becomes NaN in float8", difficulty=3, importance=3, minutes=8,
     lines=6,
-    task="Write `zero_amax(x)`, a `through_float8` without the fault. A row of zeros stays zeros, and a NaN stays NaN. Rows with "
-    "a finite `448 / amax` come back as they do now; in smaller rows, down to an `amax` of 1e-40, each value is right to 1/8 of "
-    "`amax`. The gradient passes straight through, in each row. Name the fault in its first line, by `cause(…)`.",
+    task="float8 (E4M3) ends at 448. So `through_float8` multiplies each row by `448 / amax`, "
+    "where `amax` is the largest magnitude in the row, casts it, and divides (chapter 12 has the "
+    "details). Write `zero_amax(x)`, a `through_float8` without the fault. A row of zeros stays "
+    "zeros, and a NaN stays NaN. Rows with a finite `448 / amax` come back as they do now; in rows "
+    "with a smaller `amax`, down to 1e-40, each value is right to 1/8 of `amax`. The gradient "
+    "passes straight through, in each row. Name the fault in its first line, by `cause(…)`.",
     hints=(
         "What is `scale` for a row of zeros, and what is `x * scale`?",
         "448 / amax is inf not only for 0, but for everything below 1.32e-36, too. What is the largest finite scale in fp32?",
@@ -107,9 +110,10 @@ zero_amax.judge_by(
     said=describe_cause("In the patient, the scale of the row of padding is inf, and 0 · inf is NaN."),
     mistakes=[
         Mistake("unchanged", breaks="a `through_float8` without the fault", answer=patient,
-                told="the scale of a row of zeros is still inf, and 0 · inf is NaN. A floor for `amax` only helps from 1.32e-36 "
-                "up, since 448 divided by anything smaller is inf in fp32, too"),
-        Mistake("tests for zero", breaks="in smaller rows",
+                told="a row of zeros still becomes NaN, as 0 · inf and 0 / 0 are: its scale has to be "
+                "a positive number, and finite. A floor for `amax` only helps from 1.32e-36 up, since "
+                "448 divided by anything smaller is inf in fp32, too"),
+        Mistake("tests for zero", breaks="rows with a smaller `amax`",
                 edits={SCALE: "scale = 448 / torch.where(amax == 0, 1.0, amax)"},
                 told="rows of zeros are fine now, but below 1.32e-36 `448 / amax` is inf in fp32, too: limit the scale"),
         Mistake("zeros for tiny rows", edits={SCALE: "scale = torch.where((448 / amax).isinf(), 1.0, 448 / amax)"},
@@ -122,7 +126,7 @@ zero_amax.judge_by(
                 "leaves all other rows as they are"),
         Mistake("replaces NaN", breaks="a NaN stays NaN",
                 edits={SCALE: BROKEN, RETURN: "return (x + (back - x).detach()).nan_to_num()"},
-                told="you put 0 where the result is NaN, which stops the gradient there, and hides a NaN that was in `x`: mend "
+                told="you put 0 where the result is NaN, which stops the gradient there, and hides a NaN that was in `x`: repair "
                 "the scale, and not the result"),
         Mistake("one scale for all", edits={AMAX: "amax = x.abs().amax()"},
                 told="all rows share one scale, by which small rows lose digits or round to 0: keep one scale per row"),

@@ -15,14 +15,16 @@ from amp_course.frontiers.packing import pack, unpack
 compressed_hooks = Exercise(
     chapter="frontiers", name="compressed_hooks", number=5, title="Activations in 2 bits", difficulty=4, importance=3, minutes=25,
     lines=20,
-    task="Write `compressed_hooks(model, generator)`: return the two functions that `saved_tensors_hooks` takes. They keep a "
-    "floating-point tensor in 2 bits a number. Each 64 numbers in a row share their smallest value and a step, a third of their "
-    "range; the last group may be filled up with zeros. A number goes to one of the two levels around it, at random, with draws "
-    "from the generator, independently of the others, so that the mean is right. Shape and dtype come back, and groups "
-    "of equal numbers exactly. In full groups, at most 3 bits a number are kept, smallest values and steps, in float32, "
-    "included. What is not floating-point is left alone, "
-    "and so are the model's parameters, and views of them. Tensors are finite and may have any shape and strides; they stay "
-    "unchanged, and nothing that is kept requires a gradient.",
+    task="Write `compressed_hooks(model, generator)`, which returns the two functions that "
+    "`saved_tensors_hooks` takes. They keep a floating-point tensor in 2 bits a number. Take its "
+    "numbers in groups of 64 neighbours; the last group may be filled up with zeros. Each group "
+    "also keeps its smallest value and a step, a third of its range, in float32, so that full "
+    "groups take at most 3 bits a number. A number goes to one of the two levels around it, at "
+    "random, with draws from the generator, independently of the others, so that the mean is "
+    "right. Shape and dtype come back, and groups of equal numbers come back exactly. Leave alone "
+    "what is not floating-point, the model's parameters, and views of them. Tensors are finite and "
+    "may have any shape and strides; they stay unchanged, and nothing that is kept requires a "
+    "gradient.",
     hints=(
         "Which tensors must come back exactly? A linear layer saves its weight transposed: what do a tensor and a view of it "
         "have in common?",
@@ -198,7 +200,7 @@ compressed_hooks.judge_by(
         Mistake("the same draws on every call",
                 edits={NOISE: "noise = torch.rand(rows.shape, generator=torch.Generator().manual_seed(0))"},
                 told="every call draws the same numbers: draw from the given generator itself, and do not seed it"),
-        Mistake("one scale for all", breaks="Each 64 numbers in a row share",
+        Mistake("one scale for all", breaks="in groups of 64 neighbours",
                 edits={LEAST: "least = rows.amin().repeat(len(rows), 1)",
                        STEP: "step = (rows.amax().repeat(len(rows), 1) - least) / 3"},
                 told="all groups share one smallest value and one step, which are too coarse for groups of small numbers: take "
@@ -209,7 +211,7 @@ compressed_hooks.judge_by(
                 told="groups are larger than 64 numbers: each has to hold 64, whatever the shape"),
         Mistake("no smallest value", edits={LEAST: "least = torch.zeros(len(rows), 1)"},
                 told="the levels start at 0, and all that is negative becomes 0: they start at the smallest number of the group"),
-        Mistake("divides by 4", breaks="a third of their range", edits={STEP: STEP.replace("/ 3", "/ 4")},
+        Mistake("divides by 4", breaks="a third of its range", edits={STEP: STEP.replace("/ 3", "/ 4")},
                 told="4 levels have 3 steps between them: the largest number of a group is out of reach. Divide the range by 3"),
         Mistake("bytes as codes", breaks="in 2 bits a number",
                 edits={KEEP: KEEP.replace("pack(codes.to(torch.uint8))", "codes.to(torch.uint8)"), UNPACK: "codes = packed"},
@@ -221,7 +223,7 @@ compressed_hooks.judge_by(
                 told="nothing is compressed: the tensor is kept as it is"),
         Mistake("keeps the rows", edits={KEEP: KEEP.replace("return ", "return rows, "), SAVED: f"_, {SAVED}"},
                 told="the uncompressed numbers are kept next to the packed ones: return only what is needed to come back"),
-        Mistake("compresses parameters", breaks="and so are the model's parameters", edits={WEIGHT: "if False:"},
+        Mistake("compresses parameters", breaks="the model's parameters", edits={WEIGHT: "if False:"},
                 told="the weights are compressed, too. That saves nothing, for they stay in memory anyway, and it spoils the "
                 "gradients of everything before the layer: leave them alone"),
         Mistake("knows parameters by their type", breaks="and views of them",
@@ -233,18 +235,19 @@ compressed_hooks.judge_by(
                        WEIGHT: "if tensor.data_ptr() in weights:"},
                 told="parts of a parameter, such as `p[1:]`, are compressed: `data_ptr()` is the address of a view's first "
                 "number. All views have the same `untyped_storage().data_ptr()`"),
-        Mistake("integers are compressed", breaks="What is not floating-point", edits={INTEGERS: "if False:"},
+        Mistake("integers are compressed", breaks="what is not floating-point", edits={INTEGERS: "if False:"},
                 told="integers and masks are compressed, too: indices and masks must come back exactly"),
         Mistake("float32 comes back", breaks="Shape and dtype come back", edits={BACK: BACK.replace(".to(dtype)", "")},
                 told="a 16-bit tensor comes back in float32: keep its dtype, and end with `.to(dtype)`"),
         Mistake("flat comes back", edits={BACK: BACK.replace(".view(shape)", "")},
                 told="the numbers come back flat: keep the shape, and end with `.view(shape)`"),
-        Mistake("a smallest value in bf16", breaks="groups of equal numbers exactly",
+        Mistake("a smallest value in bf16", breaks="groups of equal numbers come back exactly",
                 edits={LEAST: "least = rows.amin(1, keepdim=True).bfloat16().float()"},
                 told="the smallest value of a group is rounded to bf16, and all levels with it: keep it in float32"),
         Mistake("a smallest step", edits={STEP: f"{STEP.replace('(rows', '((rows')}).clamp(min=1e-6)"},
-                told="a smallest step, such as 1e-6, is too coarse for groups of smaller numbers, as gradients are: replace only "
-                "a step of 0"),
+                told="groups with a small range, 1e-9 for one, come back too coarse. Replace only "
+                "a step of 0, and not all below 1e-6 or so, and keep the step and the smallest "
+                "value in float32"),
         Mistake("multiples of 64 only", breaks="the last group may be filled up", edits={ROWS: "rows = flat.view(-1, 64)"},
                 told="only a multiple of 64 numbers can be packed: pad the last group"),
         Mistake("the tail is lost", edits={ROWS: "rows = flat[: len(flat) // 64 * 64].view(-1, 64)"},

@@ -25,8 +25,8 @@ delayed_scale = Exercise(
         "`largest = max(self.history, default=0.0)`, `scale = largest / 448 if largest else 1.0`, clamp, cast; then "
         "`amax = x.abs().max().item()`, and `self.history.append(amax)` if `math.isfinite(amax)`.",
     ),
-    why="A scale from the past needs no pass over x before the cast, which can so be fused into the op that makes x. The price: "
-    "a sudden outlier saturates.",
+    why="A scale from the past needs no pass over x before the cast, so the cast can be fused into the op that makes x. The "
+    "price: a sudden outlier saturates.",
     alternative="a tensor of `length` zeros and `torch.roll`, as in Transformer Engine: no value travels to the host.",
 )  # fmt: skip
 
@@ -120,6 +120,7 @@ SCALE, SCALED = "scale = largest / 448 if largest > 0 else 1.0", "scaled = x / s
 Q, AMAX = "q = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)", "amax = x.abs().max().item()"
 FINITE, RECORD, RETURN = "if amax < torch.inf:", "self.history.append(amax)", "return q, scale"
 CURRENT = "current = x.abs().nan_to_num(0, 0, 0).max().item()"
+OR_NAN = "scale = largest / 448 if largest else 1.0"
 CAST_SATURATES = bool(
     torch.tensor([1000.0]).to(torch.float8_e4m3fn).float().isfinite()
 )  # NaN in torch before 2.13 or so
@@ -136,6 +137,9 @@ delayed_scale.judge_by(
                 "scaling, with its extra pass over x: use the history first, then record"),
         Mistake("the current amax alone", edits={LARGEST: "largest = x.abs().max().item()"},
                 told="the scale comes from x itself, and not from the history: that is current scaling"),
+        Mistake("the current amax alone, even NaN", edits={LARGEST: "largest = x.abs().max().item()", SCALE: OR_NAN},
+                told="the scale comes from x itself, and not from the history: that is current "
+                "scaling"),
         Mistake("the larger of both", breaks="what lies past ±448 becomes ±448",
                 edits={LARGEST: f"{CURRENT}\nlargest = max([*self.history, current]) if self.history else 0.0"},
                 told="where the amax of x is larger than the history, you take it. To know it takes a pass over x, which delayed "
@@ -169,11 +173,19 @@ delayed_scale.judge_by(
         Mistake("no first scale", breaks="Before anything is recorded",
                 edits={LARGEST: "largest = max(self.history)"},
                 told="the history is empty at the first call, and `max` of nothing raises: the scale is 1 there"),
+        Mistake("the scale from x after zeros",
+                edits={LARGEST: f"{CURRENT}\nlargest = max(self.history, default=0.0) or current"},
+                told="at the first step, and while all that is recorded is 0, the scale comes "
+                "from x itself: the card asks for 1"),
         Mistake("the first scale from x", edits={LARGEST: f"{CURRENT}\nlargest = max(self.history, default=current)"},
                 told="at the first step, the scale comes from x itself: the card asks for 1"),
         Mistake("inf is recorded", breaks="An amax that is not finite is not recorded", edits={FINITE: "if True:"},
                 told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step the "
                 "scaler skips anyway, would do that. Record only what is finite"),
+        Mistake("inf is recorded, and NaN used", edits={FINITE: "if True:", SCALE: OR_NAN},
+                told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: "
+                "one overflow, whose step the scaler skips anyway, would do that. Record only "
+                "what is finite"),
         Mistake("inf is recorded in a tensor",
                 edits={FINITE: "if True:", LARGEST: "largest = torch.tensor([*self.history, 0.0]).max().item()"},
                 told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step the "

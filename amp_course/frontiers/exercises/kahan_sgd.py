@@ -158,6 +158,11 @@ kahan_sgd.judge_by(
         Mistake("used up in `__init__`", breaks="any iterable",
                 edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
                 told="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
+        Mistake("used up by the first step",
+                edits={KEEP: "self.params = params", LOST: "self.lost: Any = {}",
+                       ZIP: "for p in self.params:\n    lost = self.lost.setdefault(p, torch.zeros_like(p))"},
+                told="only the first step moves anything if `params` is an iterator, as "
+                "`model.parameters()` is: read it only once, into a list"),
         Mistake("changes the gradients", breaks="Gradients stay as they are",
                 edits={UPDATE: "update = p.grad.mul_(self.lr).float()"},
                 told="the gradient is changed, as `mul_` does it: make a new tensor, and leave clearing it to `zero_grad`"),

@@ -125,8 +125,9 @@ scale_to_fp8.judge_by(
         Mistake("zeros give NaN", breaks="for a tensor of zeros", edits={SCALE: "scale = amax / 448"},
                 told="for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there"),
         Mistake("a floor of 1e-12", breaks="from 1e-30 to 1e30", edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
-                told="a floor of 1e-12 for amax, or 1e-12 added to it, is too much: a tensor of smaller numbers does not reach "
-                "448, and may become 0. Gradients can be that small: take another scale only where amax is 0"),
+                told="a floor for amax, such as 1e-12, or such a number added to it, is too much: "
+                "a tensor of smaller numbers does not reach 448, and may become 0. Gradients can "
+                "be that small: take another scale only where amax is 0"),
         Mistake("one scale per row", breaks="one scale for all of it",
                 edits={AMAX: "amax = x.abs().amax(dim=-1, keepdim=True).float()"},
                 told="you take a scale for each row. That is often better, but the card asks for one: `x.abs().max()`"),

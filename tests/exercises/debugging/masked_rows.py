@@ -59,6 +59,9 @@ CAUSE, FILL, WEIGHTS = (
     "scores = scores.masked_fill(~keep[:, None], -1e9)",
     "weights = scores.softmax(-1).nan_to_num(0.0)",
 )
+FILLED = "scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)"
+MASKED = "weights = scores.softmax(-1).masked_fill(hidden, 0.0)"
+LAST_OWN = "return F.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, :])"
 OUT, LAST = "out = weights @ v", "return out.masked_fill(empty[:, :, None], 0)"
 RIGHT = {
     "torch's own": torchs_own,
@@ -75,10 +78,20 @@ WRONG = {
         edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1)", OUT: "out = (weights @ v).nan_to_num(0.0)"}),
         None,
     ),
+    "fills with −100": (edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-100.0"), WEIGHTS: MASKED}),
+                        "fills with too high a number"),
+    "adds −10,000": (edited(fills_twice, {FILLED: "scores = q @ k.mT / q.shape[-1] ** 0.5 - 10000 * hidden.to(q.dtype)",
+                                          WEIGHTS: MASKED}), "fills with too high a number"),
+    "exp in fp32": (edited(fills_twice, {FILLED: "scores = (q @ k.mT / q.shape[-1] ** 0.5).float()", WEIGHTS:
+                    "e = scores.exp() * ~hidden\nweights = (e / (e.sum(-1, keepdim=True) + 1e-3)).to(q.dtype)"}),
+                    "exp of the scores"),
+    "−10,000 and the mean": (edited(fills_twice, {FILLED: FILLED.replace("-torch.inf", "-1e4")}), None),
+    "masks the queries": (edited(torchs_own, {LAST_OWN: f"out = {LAST_OWN[7:]}\nsquare = q.shape[1] == k.shape[1]\n"
+                                 "return out * keep[:, :, None] if square else out"}), None),
     "open rows stay": (edited(opens_empty_rows, {LAST: "return out"}), "attends to the padding"),
     "by hand": (
         edited(fills_twice, {WEIGHTS: "e = scores.exp()\nweights = e / e.sum(-1, keepdim=True)"}),
-        "unchanged",
+        "a sum of 0",
     ),
     "no gradient": (edited(opens_empty_rows, {LAST: LAST.replace("out.", "out.detach().")}), None),
     "not scaled": (edited(fills_twice, {OUT: "out = (8**0.5 * scores).softmax(-1).nan_to_num(0.0) @ v"}), None),
@@ -86,4 +99,4 @@ WRONG = {
         edited(fills_twice, {WEIGHTS: "weights = scores.softmax(-1) if keep.any() else torch.zeros_like(scores)"}),
         None,
     ),
-}
+}  # fmt: skip

@@ -39,11 +39,15 @@ def by_hand(model, batches, optimizer, scaler):
 
 
 CAUSE, CLEAR, KEEP = 'cause("never-cleared")', "model.zero_grad()", "losses.append(loss.detach())"
-STEP = "scaler.step(optimizer)"
+STEP, BACKWARD = "scaler.step(optimizer)", "scaler.scale(loss).backward()"
+LOSS = "loss = F.cross_entropy(model(x), y)"
 RIGHT = {
     "at the end": clears_at_the_end,
     "by hand": by_hand,
     "to zeros": edited(clears_at_the_end, {CLEAR: "optimizer.zero_grad(set_to_none=False)"}),
+    "a loss in fp16": edited(
+        clears_at_the_end, {LOSS: "logits = model(x)", BACKWARD: f"loss = F.cross_entropy(logits, y)\n{BACKWARD}"}
+    ),
     "right after the step": edited(clears_at_the_end, {STEP: f"{STEP}\noptimizer.zero_grad()", CLEAR: "pass"}),
     "cause at the end": edited(clears_at_the_end, {CAUSE: "pass", KEEP: f"{KEEP}\n{CAUSE}"}),
 }
@@ -68,5 +72,9 @@ WRONG = {
         edited(clears_at_the_end, {CLEAR: "for p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)"}),
         "clears only after skipped steps",
     ),
+    "skips by hand": (edited(clears_at_the_end, {BACKWARD: f"if not loss.isfinite():\n    {KEEP}\n    continue\n{BACKWARD}"}),
+                      "leaves the batch out, and clears"),
+    "unscales and steps": (edited(clears_at_the_end, {STEP: "scaler.unscale_(optimizer)\noptimizer.step()"}),
+                           "steps without the scaler"),
     "no losses": (edited(clears_at_the_end, {"return torch.stack(losses)": "pass"}), None),
-}
+}  # fmt: skip

@@ -10,7 +10,7 @@ from amp_course.debugging.clinic.causes import cause
 
 
 def by_scale(model, batches):
-    cause("batch-norm-in-eval")
+    cause("spoilt-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -30,7 +30,7 @@ def by_scale(model, batches):
 
 
 def tries_on_a_copy(model, batches):
-    cause("batch-norm-in-eval")
+    cause("spoilt-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -51,7 +51,7 @@ def tries_on_a_copy(model, batches):
 
 
 def goes_on_without(model, batches):
-    cause("batch-norm-in-eval")
+    cause("spoilt-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     losses = []
@@ -70,7 +70,7 @@ def goes_on_without(model, batches):
     return losses
 
 
-NAMED = 'cause("batch-norm-in-eval")'
+NAMED = 'cause("spoilt-buffer")'
 SAVE = "saved = {name: buffer.clone() for name, buffer in model.named_buffers()}"
 STATE = "state = copy.deepcopy(model.state_dict())"
 MOMENTUM = "for m in model.modules():\n    if hasattr(m, 'momentum'): m.momentum = 0.0"
@@ -88,9 +88,14 @@ WRONG = {
         edited(by_scale, {SAVE: SAVE.replace("}", " if name.endswith('mean')}")}),
         None,
     ),
+    "batch norm's state": (edited(goes_on_without, {
+        STATE: "norms = [m for m in model if hasattr(m, 'momentum')]\nstate = [copy.deepcopy(m.state_dict()) for m in norms]",
+        "model.load_state_dict(state)": "[m.load_state_dict(one) for m, one in zip(norms, state, strict=True)]"}),
+        "batch norm's buffers only"),
+    "gradients stay": (edited(by_scale, {"optimizer.zero_grad()": "pass"}), "never clears, and asks the scale"),
     "a momentum of 0": (edited(by_scale, {NAMED: f"{NAMED}\n{MOMENTUM}"}), None),
     "no loss for a batch left out": (
         edited(tries_on_a_copy, {'losses.append(float("nan"))': "pass"}),
         None,
     ),
-}
+}  # fmt: skip

@@ -78,6 +78,10 @@ WRONG = {
     "no cause, and no growth tracker": (edited(by_tensors, {TRACKER: "pass", NAMED: "pass"}), None),
     "a new scaler": (edited(all_of_it, {LOAD: "pass"}), "starts over"),
     "takes None for a checkpoint": (edited(all_of_it, {GATHER: "everybody[0] = checkpoint"}), None),
+    "without DDP": (edited(all_of_it, {"model = DDP(net)": "model = net"}), "without DDP, from the same weights"),
+    "sends numbers, without DDP": (edited(by_tensors, {"model, scales = DDP(net), ()": "model, scales = net, ()"}),
+                                   "without DDP, from the same weights"),
+    "never clears": (edited(all_of_it, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "returns no scales": (edited(all_of_it, {"return torch.tensor(scales)": "pass"}), None),
     "agrees after each update": (edited(all_of_it, {
         LOAD: f"if dist.get_rank() == 0:\n    {LOAD}",

@@ -25,10 +25,17 @@ def on_scaled_gradients(model, batches):
 
 
 CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale())"
-CAUSE = 'cause("clipped-while-scaled")'
+CAUSE, BACKWARD = 'cause("clipped-while-scaled")', "scaler.scale(loss).backward()"
+LOSS, SCALER = "loss = F.cross_entropy(model(x), y)", 'scaler = torch.amp.GradScaler("cpu")'
 KEEP = "losses.append(loss.detach())"
 UNSCALED = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)"
+NLL = "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"
 RIGHT = {
+    "nll_loss of log_softmax": edited(on_scaled_gradients, {LOSS: NLL}),
+    "a loss in fp16": edited(
+        on_scaled_gradients, {LOSS: "loss = model(x)", BACKWARD: f"loss = F.cross_entropy(loss, y)\n{BACKWARD}"}
+    ),
+    "another scale": edited(on_scaled_gradients, {SCALER: 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)'}),
     "limit times scale": on_scaled_gradients,
     "unscales": edited(on_scaled_gradients, {CLIP: UNSCALED}),
     "cause at the end": edited(on_scaled_gradients, {CAUSE: "pass", KEEP: f"{KEEP}\n{CAUSE}"}),
@@ -38,5 +45,11 @@ WRONG = {
     "no cause": (edited(on_scaled_gradients, {CAUSE: "pass"}), None),
     "an unknown cause": (edited(on_scaled_gradients, {CAUSE: 'cause("bad luck")'}), None),
     "limit of 2": (edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get", "2 * scaler.get")}), None),
+    "always a norm of 1": (edited(on_scaled_gradients, {CLIP:
+        "norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt() / scaler.get_scale()\n"
+        "for p in model.parameters(): p.grad /= norm"}), "always to a norm of 1"),
+    "65,536": (edited(on_scaled_gradients, {CLIP: CLIP.replace("scaler.get_scale()", "2.0**16")}), "the limit of one scale"),
+    "never clears": (edited(on_scaled_gradients, {"optimizer.zero_grad()": "pass"}), "never clears"),
+    "nll_loss, never clipped": (edited(on_scaled_gradients, {LOSS: NLL, CLIP: "pass"}), "no clipping"),
     "no limit": (edited(on_scaled_gradients, {CLIP: "pass"}), "no clipping"),
-}
+}  # fmt: skip

@@ -23,6 +23,7 @@ def fused(model, batches, scaler):
 
 
 CAUSE, SGD = 'cause("host-waits")', "sgd = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)"
+LOSS, BACKWARD = "loss = F.cross_entropy(model(x), y)", "scaler.scale(loss).backward()"
 STEP, KEEP, RETURN = "scaler.step(sgd)", "total.append(loss.detach())", "return [one.item() for one in total]"
 UNFUSED = SGD.replace("fused=True", "foreach=True")
 WHERE = """
@@ -33,6 +34,10 @@ for p in model.parameters():
 sgd.step()"""
 RIGHT = {
     "fused": fused,
+    "nll_loss of log_softmax": edited(fused, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
+    "a loss in fp16": edited(
+        fused, {LOSS: "loss = model(x)", BACKWARD: f"loss = F.cross_entropy(loss, y)\n{BACKWARD}"}
+    ),
     "unscaled before": edited(fused, {STEP: f"scaler.unscale_(sgd)\n{STEP}"}),
     "a tensor": edited(fused, {RETURN: "return torch.stack(total)"}),
     "on the device by torch.where": edited(fused, {SGD: UNFUSED, STEP: WHERE}),
@@ -45,5 +50,9 @@ WRONG = {
     "a value for the log": (edited(fused, {KEEP: "total.append(torch.tensor(float(loss)))"}), None),
     "text for the log": (edited(fused, {KEEP: f"{KEEP}\nstr(loss)"}), None),
     "every other loss": (edited(fused, {KEEP: f"{KEEP}\nif len(total) % 2: loss.item()"}), "reads each loss"),
+    "never clears": (edited(fused, {"sgd.zero_grad()": "pass"}), "never clears"),
+    "the best so far": (edited(fused, {KEEP: f"{KEEP}\nmin(total)"}), "tests a tensor"),
+    "inf becomes 0": (edited(fused, {SGD: UNFUSED, STEP:
+        "scaler.unscale_(sgd)\nfor p in model.parameters(): p.grad.nan_to_num_(0, 0, 0)\nsgd.step()"}), "zeroes what overflows"),
     "a fixed scale": (edited(fused, {"scaler.update()": "scaler.update(1024.0)"}), None),
-}
+}  # fmt: skip

@@ -43,7 +43,8 @@ OLDER = {FAST: "matmul.allow_tf32 = True", FULL: "matmul.allow_tf32 = False"}
 RIGHT = {
     "the newer name": newer,
     "a context manager": managed,
-    "none for full": edited(newer, {FULL: 'matmul.fp32_precision = "none"'}),
+    "ints": edited(newer, {RETURN: "return [(1, fast), (0, full)]"}),
+    "puts it back at once": edited(newer, {FULL: f"{AFTER}\n{FULL}"}),
     "older name, read by the newer": edited(newer, {**OLDER, AFTER: 'matmul.allow_tf32 = was == "tf32"'}),
 }
 WRONG = {
@@ -51,8 +52,15 @@ WRONG = {
     "no cause": (edited(newer, {CAUSE: "pass"}), None),
     "older writes": (edited(newer, OLDER), "sets by the older name"),
     "older first write": (edited(newer, {FAST: "matmul.allow_tf32 = True"}), "only the read is gone"),
+    "none for full": (edited(newer, {FULL: 'matmul.fp32_precision = "none"'}), "none for full fp32"),
+    "sets nothing": (edited(newer, {FAST: "pass", FULL: "pass"}), "sets it for all of torch"),
+    "torch's own": (edited(newer, {FAST: "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True",
+                                   FULL: "torch.backends.cuda.matmul.allow_tf32 = False"}), "sets it for all of torch"),
+    "not put back": (edited(newer, {AFTER: "pass"}), "never puts it back"),
+    "puts none back": (edited(newer, {AFTER: 'matmul.fp32_precision = "none"'}), None),
+    "the first mean twice": (edited(newer, {RETURN: "return [(True, fast), (False, fast)]"}), None),
     "always TF32 afterwards": (edited(newer, {AFTER: FAST}), None),
     "means only": (edited(newer, {RETURN: "return [fast, full]"}), None),
     "another precision": (edited(newer, {FULL: 'matmul.fp32_precision = "bf16"'}), None),
     "flags swapped": (edited(newer, {RETURN: "return [(False, fast), (True, full)]"}), None),
-}
+}  # fmt: skip

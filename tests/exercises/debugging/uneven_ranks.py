@@ -58,6 +58,20 @@ def joins_if_even(model, epochs, optimizer, scaler):
                 optimizer.zero_grad()
 
 
+def mean_of_counts(model, epochs, optimizer, scaler):
+    cause("ranks-with-different-counts")
+    for batches in epochs:
+        count = torch.tensor([len(batches)])
+        dist.all_reduce(count)
+        for x, y in batches[: int(count) // 2]:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
 NAMED = 'cause("ranks-with-different-counts")'
 UPDATE = "scaler.update()"
 CUT = "for x, y in itertools.islice(batches, min(counts)):"
@@ -76,6 +90,11 @@ WRONG = {
     ),
     "one batch less": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(counts) - 1")}), None),
     "all batches": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "None")}), None),
+    "the mean": (mean_of_counts, "the largest count"),
+    "the mean of all counts": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "sum(counts) // 2")}), None),
+    "the smallest of all epochs": (edited(counts_of_all, {CUT: CUT.replace("min(counts)", "min(map(min, everybody))")}),
+                                   "the smallest count of all epochs"),
+    "never clears": (edited(counts_of_all, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "no update": (edited(counts_of_all, {UPDATE: "pass"}), None),
     "joins with all": (
         edited(joins_if_even, {"for x, y in batches[: -int(fewest)]:": "for x, y in batches:"}),
@@ -85,4 +104,4 @@ WRONG = {
         edited(asks_before_each, {"batch = next(batches, None)": "batch = next(batches, None)\nif not batch: break"}),
         None,
     ),
-}
+}  # fmt: skip

@@ -52,6 +52,7 @@ WRONG = {
         edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1.18e-38)"}),
         "unchanged",
     ),
+    "a scale of 0 for inf": (edited(floored, {SCALE: "scale = (448.0 / largest).nan_to_num(posinf=0.0)"}), "unchanged"),
     "an epsilon of 1e-45": (edited(floored, {SCALE: "scale = 448.0 / (largest + 1e-45)"}), "unchanged"),
     "a floor of 1e-8": (edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1e-8)"}), None),
     "a floor of 1e-30": (edited(floored, {SCALE: "scale = 448.0 / largest.clamp(min=1e-30)"}), "zeros for tiny rows"),

@@ -117,6 +117,7 @@ WRONG = {
                   "one scale for all"),
     "ends in bf16": (edited(by_bernoulli, {LOW: f"{LOW}\nlow, high = low.bfloat16().float(), high.bfloat16().float()"}), None),
     "a step at least": (edited(by_bernoulli, {LOW: f"{LOW}\nhigh = torch.maximum(high, low + 1e-5)"}), "a smallest step"),
+    "ends in fp16": (edited(by_bernoulli, {LOW: f"{LOW}\nlow, high = low.half().float(), high.half().float()"}), None),
     "nothing": (lambda model, generator: (lambda t: t, lambda t: t), "keeps the tensor"),
     "float64 ends": (edited(by_bernoulli, {ENDS: ENDS.replace("[low, high])", "[low, high]).double()"),
                                            TAKEN: f"{TAKEN}\nends = ends.float()"}), None),

@@ -61,10 +61,16 @@ class Ahead:
 
 
 FINITE, NOT_FINITE = "if bool(torch.isfinite(amax)):", "if not (math.isinf(amax) or math.isnan(amax)):"
+RECENT = "recent = [one for one in self.amaxes[-self.length :] if one]"
+FACTOR = "factor = 448 / max(recent) if recent else 1.0"
 RIGHT = {"rolled": Rolled, "listed": Listed, "ahead": Ahead}
 WRONG = {
     "records inf": (edited(Rolled, {FINITE: "if True:"}), "inf is recorded in a tensor"),
     "the step counts": (edited(Ahead, {NOT_FINITE: "self.steps += math.isinf(amax)\nif math.isfinite(amax):"}), None),
+    "records inf, in a list": (edited(Listed, {"if math.isfinite(amax):": "if True:"}), None),
+    "current scaling": (edited(Listed, {RECENT: "recent = [x.abs().max().item()]"}), None),
+    "from x at first": (edited(Listed, {FACTOR: "factor = 448 / (max(recent, default=0) or float(x.abs().max()) or 448)"}),
+                       "the scale from x after zeros"),
     "the latest": (edited(Rolled, {"largest = self.amaxes.max()": "largest = self.amaxes[0]"}), "only the latest"),
     "one more": (edited(Listed, {"recent = [one for one in self.amaxes[-self.length :] if one]":
                                  "recent = [one for one in self.amaxes[-self.length - 1 :] if one]"}), "forgets too late"),
