@@ -152,6 +152,7 @@ def report_card_figure(card: ReportCard) -> Figure:
     ):
         _grouped(axis, card, names, len(recipes), value, text)
         axis.axvline(1, color=INK, lw=0.8, ls=":", zorder=0)
+        axis.set_xlim(0, max(1.2, axis.get_xlim()[1]))
         title(axis, head, "fp32 = 1")
     axes[1].set_yticklabels([])
     for row, published in enumerate(PUBLISHED[::-1]):

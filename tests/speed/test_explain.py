@@ -115,12 +115,16 @@ def test_on_a_quiet_machine_there_is_advice_and_its_share_is_kept(monkeypatch):
 
 
 def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
-    """With more threads than cores, the waiting is tried on one thread that computes nothing."""
-    machine = FakeMachine(monkeypatch, 0.9)
+    """With more threads than cores the steps wait for each other; what one thread alone waits is what counts."""
+    waited = [0]
+    monkeypatch.setattr(measure, "read_waits", lambda: {"main": waited[0]})
+
+    def after(loss, model):
+        waited[0] += 10**9
+
+    assert quick(training(after=after)[0], batches()).timing.busy
     monkeypatch.setattr(rounds, "usable_cores", lambda: 0)
-    monkeypatch.setattr(rounds, "_keep_busy", lambda seconds: setattr(machine, "probed", True))
-    quick(training()[0], batches())
-    assert machine.probed
+    assert quick(training(after=after)[0], batches()).timing.waited == 0
 
 
 def test_a_clock_that_is_set_back_does_not_move_the_samples(monkeypatch):
