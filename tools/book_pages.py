@@ -89,11 +89,11 @@ def contents(title: str, words: str, names: Sequence[str]) -> str:
 def chapter_table(chapters: Sequence[Chapter]) -> str:
     """Return the chapters with their questions and minutes, as a table in Markdown."""
     rows = [
-        f"| {one.stem[:2]} | [{one.word}](notebooks/{one.stem}.ipynb) | {one.question} | {one.minutes} min "
-        f"| {one.exercise_minutes()} min |"
+        f"| {one.stem[:2]} | [{one.word}](notebooks/{one.stem}.ipynb) | {one.question} "
+        f"| {one.minutes} + {one.exercise_minutes()} min |"
         for one in chapters
     ]
-    head = ["| | chapter | the question | reading | exercises |", "|---|---|---|---|---|"]
+    head = ["| | chapter | the question | reading + exercises |", "|---|---|---|---|"]
     return "\n".join([*head, *rows])
 
 

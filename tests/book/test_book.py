@@ -126,6 +126,13 @@ def test_the_published_book_says_what_to_clone(monkeypatch: pytest.MonkeyPatch) 
     assert with_address(index) == index and "git clone <the address of the repository>" in index
 
 
+def test_the_front_page_says_how_long_each_chapter_takes(book: Path) -> None:
+    text = (book / "index.html").read_text("utf-8")
+    for chapter in CHAPTERS:
+        assert f"{chapter.minutes} + {sum(one.minutes for one in chapter.exercises())} min" in text
+    assert re.search(r"About \d+ hours of reading and \d+ hours of exercises", text)
+
+
 def test_blanks_stay_blank_and_cards_are_shown(book: Path) -> None:
     for chapter in CHAPTERS:
         path = book / "exercises" / f"{chapter.stem}.html"

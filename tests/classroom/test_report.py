@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from amp_course.classroom import command
+from amp_course.classroom import bubblewrap, command
 from amp_course.classroom.assignment import named
 from amp_course.classroom.folder import ClassFolder
 from amp_course.classroom.grading import Answer, Result
@@ -137,6 +137,17 @@ def test_by_the_command(place: ClassFolder, loop: Chapter, capsys: pytest.Captur
     assert "<script" not in "".join(file.read_text() for file in Path(folder).glob("*.html"))
     page_of_all = (folder / "index.html").read_text()
     assert 'href="06_loop-projected.html"' in page_of_all and "30</td>" in page_of_all
+
+
+def test_the_command_says_at_the_end_too_that_there_was_no_sandbox(
+    place: ClassFolder, loop: Chapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "missing", lambda: "no bwrap here")
+    hand_in(place, loop, "ada", b"no notebook")
+    command.grade(str(place.root), [], 1, False)
+    shown = capsys.readouterr().out
+    assert shown.startswith("WITHOUT A SANDBOX: no bwrap here.")
+    assert "\nWITHOUT A SANDBOX: these submissions ran with your rights" in shown
 
 
 def test_who_submitted_nothing_and_what_could_not_be_graded(loop: Chapter) -> None:
