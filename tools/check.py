@@ -56,7 +56,7 @@ PARTS = {
 ON_DEMAND = {
     "slow": (
         "benchmarks, whole trainings, real processes, each panel in JupyterLab",
-        pytest("-q", "--dist", "worksteal", "-m", "slow"),
+        pytest("-q", "-n", "3", "--dist", "worksteal", "-m", "slow"),  # three, for many wait for time to pass
     ),
     "solutions": (
         "each cell of the solutions shows what is stored",

@@ -75,6 +75,7 @@ def test_bit_explorer_answers(panel, page, portray):
     expect(value).to_have_text("2049")
 
 
+@pytest.mark.slow
 def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
     choose_format(panel, "fp64")
     expect(bit(panel, 63)).to_be_visible()

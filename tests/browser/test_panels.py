@@ -3,6 +3,7 @@
 import itertools
 
 import nbformat
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.axe import pale, show_all, violations
@@ -87,6 +88,7 @@ half = len(pages) // 2"""
 HALVES = [f"for page in pages[{half}]:\n    display({{'text/html': page}}, raw=True)" for half in (":half", "half:")]
 
 
+@pytest.mark.slow
 def test_what_cells_show_is_for_everyone(lab, quick_page):
     page = quick_page
     write(lab, "notebooks/every_output.ipynb", [*TOLD, STORED, *HALVES])

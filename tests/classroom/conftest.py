@@ -13,7 +13,6 @@ from amp_course.classroom.assignment import named
 from amp_course.classroom.folder import ClassFolder, create
 from amp_course.course import Chapter
 
-
 HERE = Path(__file__).parent
 
 
