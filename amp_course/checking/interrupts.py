@@ -22,6 +22,7 @@ T = TypeVar("T")
 class _State:
     held = 0  # how many jobs are running that must not be left half done
     pending = False  # Ctrl-C came, whatever became of the KeyboardInterrupt
+    hurry: Callable[[], object] | None = None  # ends what swallows a KeyboardInterrupt
 
 
 _state = _State()
@@ -38,6 +39,8 @@ def _note(signum: int, frame: FrameType | None) -> None:
     if _is_forgotten(frame):
         threading.Thread(target=_try_later, daemon=True, name="amp_course interrupts").start()
         return
+    if _state.hurry is not None:
+        _state.hurry()
     raise KeyboardInterrupt
 
 
@@ -117,6 +120,17 @@ def released(work: Callable[[], T]) -> Callable[[], T]:
 def hold_from_now_on() -> None:
     """Let Ctrl-C do nothing until the check ends, but `raise_pending` may still be asked."""
     _state.held += 1
+
+
+def is_pending() -> bool:
+    """Return True if Ctrl-C came since the check began."""
+    return _state.pending
+
+
+def set_hurry(hurry: Callable[[], object] | None) -> Callable[[], object] | None:
+    """Set what is called at each Ctrl-C that is not held; return what it was."""
+    before, _state.hurry = _state.hurry, hurry
+    return before
 
 
 def raise_pending() -> None:

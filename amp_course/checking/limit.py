@@ -21,11 +21,12 @@ from types import FrameType
 from typing import TypeVar, cast
 
 from amp_course.checking.explain import is_readers
-from amp_course.checking.interrupts import held, released
+from amp_course.checking.interrupts import held, is_pending, released, set_hurry
 
 T = TypeVar("T")
 
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
+_LEAVING = 2.0  # seconds that the code has for leaving after Ctrl-C
 _INSIST = 0.003  # seconds between further attempts
 _STEPS = 200  # bytecodes between two attempts, at most
 PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
@@ -64,7 +65,8 @@ class _Clock:
         self.before = self.computed()
 
     def has_time(self) -> bool:
-        return time.monotonic() < self.until and self.computed() - self.before < self.seconds
+        in_time = time.monotonic() < self.until and self.computed() - self.before < self.seconds
+        return in_time and not is_pending()
 
     def may_import(self) -> bool:
         return time.monotonic() < self.until + _IMPORT
@@ -102,6 +104,7 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
 
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, clock.seconds, _AGAIN)
+    old_hurry = set_hurry(lambda: signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN))
     result: T | None = None
     error: BaseException | None = None
     try:
@@ -110,6 +113,7 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     except BaseException as raised:
         error = raised
     armed = False  # subtle: Python delivers no signal between the end of the work and this store
+    set_hurry(old_hurry)
     if shots > 1:
         sys.settrace(old[0])
         sys.setprofile(old[1])

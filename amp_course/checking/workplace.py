@@ -14,7 +14,7 @@ from amp_course.checking.interrupts import held
 
 
 class NoInput(io.TextIOBase):
-    """Stands for `sys.stdin`: whoever reads is told that nobody will answer."""
+    """Stands for `sys.stdin` and raises when it is read: nobody will answer."""
 
     def readable(self) -> bool:
         """Return True: it is reading that raises."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, differences, judging, progress, sandbox
+from amp_course.checking import Exercise, Mistake, Turn, call_answer, differences, judging, limit, progress, sandbox
 from amp_course.checking.outcome import Interrupted, Outcome
 from tests.checking.conftest import shared_state
 
@@ -120,6 +120,21 @@ def test_an_answer_that_swallows_ctrl_c_is_interrupted_when_it_ends(exercise: Ex
     with pytest.raises(Interrupted):
         exercise.check(swallows)
     assert progress.load().attempts(exercise.id) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
+def test_an_endless_answer_that_swallows_ctrl_c_is_ended(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "_LEAVING", 0.1)
+    exercise.seconds = 1000.0
+
+    def swallows(x: float) -> float:
+        interrupt_once = iter([interrupt])
+        while True:
+            with contextlib.suppress(BaseException):
+                next(interrupt_once, lambda: None)()
+
+    with pytest.raises(Interrupted):
+        exercise.check(swallows)
 
 
 def test_ctrl_c_while_an_object_is_thrown_away(exercise: Exercise, capsys: pytest.CaptureFixture[str]) -> None:

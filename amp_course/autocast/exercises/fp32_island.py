@@ -92,7 +92,7 @@ fp32_island.judge_by(
         Mistake("no enabled=False", breaks="compute its scores in float32 wherever it is called", edits={ISLAND: "if True:"},
                 told="autocast lowers the matmul, which has to run in a block with `enabled=False`, for the device type of x"),
         Mistake("no enabled=False, and the result cast", edits={ISLAND: "if True:", RETURN: f"return ({RETURN[7:]}).float()"},
-                told="x is float32, but autocast lowers the matmul all the same, and casting its result brings nothing back. "
+                told="x is float32, but autocast still lowers the matmul, and casting its result brings nothing back. "
                 "The matmul has to run in a block with `enabled=False`, for the device type of x"),
         Mistake("casts the result only", edits={ISLAND: "if True:", FLOAT: "pass", RETURN: f"return ({RETURN[7:]}).float()"},
                 told="the matmul ran in 16 bits, and a cast result is as coarse. Cast x first, and switch autocast off"),
