@@ -80,6 +80,22 @@ def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]
     return scene, sized, used
 
 
+def _usual_loop(
+    model: Any, batches: Any, loss_fn: Any, optimizer: Any, scaler: Any, every: int, max_norm: float
+) -> None:
+    """Accumulate as people do where all micro-batches have one size, and fill whole groups."""
+    for number, (inputs, targets) in enumerate(batches, 1):
+        with torch.autocast(inputs.device.type, dtype=torch.float16):
+            loss = loss_fn(model(inputs), targets) / every
+        scaler.scale(loss).backward()
+        if number % every == 0:
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
 LOOP, ROWS = "for start in range(0, len(batches), every):", "rows = sum(len(targets) for _, targets in group)"
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
 SCALE, UNSCALE = "scaler.scale(loss * len(targets) / rows).backward()", "scaler.unscale_(optimizer)"
@@ -111,6 +127,11 @@ accumulate.judge_by(
                 told="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / rows`"),
         Mistake("divides by every", edits={SCALE: "scaler.scale(loss / every).backward()"},
                 told="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / rows`"),
+        Mistake("the usual loop", answer=_usual_loop,
+                told="each micro-batch has the weight `1 / every`, whatever its size, and the "
+                "short last group makes no update: "
+                "weight each loss by `len(targets) / rows` of its group, and update after the "
+                "last micro-batch, too"),
         Mistake("rows of the whole pass", edits={ROWS: ROWS.replace("group)", "batches)")},
                 told="each loss was divided by the rows of the whole pass: divide by those of "
                 "its own group"),

@@ -52,7 +52,7 @@ LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that i
 
 
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
-    """Make seven iterations, three with an overflow in one of the heads, and one of another training.
+    """Make seven iterations, three of which overflow in one head, and one of another training.
 
     After the last two clean ones the scale grows.
     """

@@ -153,7 +153,14 @@ def hides(gradient, group):
     return average(gradient, group, back=lambda mean: torch.where(mean.isfinite(), mean, torch.zeros(())))
 
 
+def pickled_largest(gradient, group):
+    sizes = [None] * dist.get_world_size(group)
+    dist.all_gather_object(sizes, gradient.abs().max(), group=group)
+    return average(gradient, group, size=lambda _: torch.stack(sizes).amax())
+
+
 RIGHT = {
+    "a pickled largest element": pickled_largest,
     "by the norm": by_the_norm, "a power of two": by_power_of_two, "all_gather": by_gathering,
     "a safe largest element": with_a_safe_largest,
 }  # fmt: skip
@@ -174,7 +181,14 @@ def own_or_one(gradient, group):
     return short.float() / factor / dist.get_world_size(group)
 
 
+def row_by_row(gradient, group):
+    for row in gradient:
+        dist.all_reduce(row, group=group)
+    return gradient / dist.get_world_size(group)
+
+
 WRONG = {
+    "row by row, in fp32": (row_by_row, None),
     "rank 0's scale": (smaller_on_others, "rank 0's largest"),
     "a scale of its own, or 1": (own_or_one, None),
     "a scale of its own": (scales_by_own, None),

@@ -46,7 +46,10 @@ def first_training(*given):
 
 
 ALL_ROWS = {"rows += len(targets)": "rows = sum(len(targets) for _, targets in batches)"}
+PLAIN = {"loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_fn(model(inputs), targets)"}
+USUAL = PLAIN | TAIL | {"rows += len(targets)": "rows = 1", SCALE: "scaler.scale(loss / every).backward()"}
 WRONG = {
+    "as for equal sizes": (edited(stream, USUAL), "the usual loop"),
     "the first training again": (first_training, None),
     "rows of all": (edited(stream, ALL_ROWS), "rows of the whole pass"),
     "bad losses left out": (edited(stream, {SCALE: f"if not loss.isnan():\n    {SCALE}"}), "leaves out what overflows"),
