@@ -13,7 +13,7 @@ from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.bf16_updates import train as patient
-from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
 
 bf16_updates = Exercise(
     chapter="debugging", name="bf16_updates", number=11, title="A loss that barely moves in bf16", difficulty=2, importance=5,
@@ -122,8 +122,8 @@ bf16_updates.judge_by(
                 "update, copy the new weights to where the layers compute"),
         Mistake("trains a copy", breaks="At the end its parameters are in fp32",
                 edits={OPTIMIZER: f"model = copy.deepcopy(model)\n{OPTIMIZER}"},
-                told="you train a copy, and the model that you are given stays as it is: write the new weights into its "
-                "parameters"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told="`zero_grad()` is gone, so gradients of all batches add up"),
+                told="the model that you are given stays as it is, whether a copy of it is "
+                "trained or no step is taken: write the new weights into its parameters"),
+        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
     ],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         for parameter in model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
         batches = []
-        for number in range(10 if scale > 2.0**16 else 5):
+        for number in range(16 if scale > 2.0**16 else 5):
             inputs = torch.randn(6, 8, generator=generator)
             targets = torch.randint(0, 4, (6,), generator=generator)
             batches.append((inputs * 1e6 if number in overflow else inputs, targets))

@@ -140,7 +140,7 @@ OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 NORMS = "[layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]"
 
 poisoned_norm.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, play=play, tolerance=1e-2,
     said=describe_cause("In the patient, batch norm's `running_mean` is NaN from step 13 on, and no weight ever is."),
     mistakes=[
         Mistake("unchanged", breaks="a `train` without the fault", answer=patient,

@@ -147,7 +147,7 @@ ALONE = "for parameter in net.parameters():\n    dist.broadcast(parameter.data, 
 WHOLE = "send its whole `state_dict()` with `dist.broadcast_object_list`"
 
 ranks_differ.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, play=play, tolerance=1e-2,
     said=describe_cause("The patient prints two loss scales at step 0, 8192 for rank 0 and 65536 for rank 1."),
     mistakes=[
         Mistake("unchanged", breaks="a `resume` without the fault", answer=patient,

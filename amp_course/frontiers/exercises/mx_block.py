@@ -77,7 +77,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         facets |= {} if any(numbers) else {"the scale": usable}
         facets["the dtype of the elements"] = elements.dtype
         facets["block"] = "unchanged" if torch.equal(block, before) else "changed"
-        yield Turn(case, facets)
+        yield Turn(case, facets, clues={"elements": "NaN" if elements.isnan().any() else "numbers"})
 
 
 def make_block(numbers: tuple[float, ...], unit: float, draw: random.Random) -> Tensor:

@@ -115,6 +115,8 @@ WRONG = {
     ),
     "a copy left behind": (edited(a_copy_that_follows, {FOLLOW: "pass"}), "a copy that never learns"),
     "masters not put back": (edited(master_copies, {BACK: "pass"}), None),
+    "no step": (edited(under_autocast, {"optimizer.step()": "pass"}), "trains a copy"),
+    "never clears": (edited(under_autocast, {"optimizer.zero_grad()": "pass"}), "never clears"),
     "Adam": (edited(under_autocast, {OPTIMIZER: OPTIMIZER.replace("SGD", "Adam")}), None),
     "no autocast": (edited(under_autocast, {REGION: "if True:"}), "all in fp32"),
 }

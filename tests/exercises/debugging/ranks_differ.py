@@ -67,6 +67,8 @@ RIGHT = {
     "gathers the checkpoint": all_of_it,
     "sends numbers": by_tensors,
     "names the cause on rank 0": edited(by_tensors, {NAMED: f"if dist.get_rank() == 0:\n    {NAMED}"}),
+    "nll_loss of log_softmax": edited(by_tensors, {
+        "loss = F.cross_entropy(model(x), y)": "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
     "broadcasts the checkpoint": edited(all_of_it, {
         GATHER: "everybody[0] = checkpoint\ndist.broadcast_object_list(everybody, src=0)"}),
 }  # fmt: skip

@@ -75,10 +75,13 @@ def mean_of_counts(model, epochs, optimizer, scaler):
 NAMED = 'cause("ranks-with-different-counts")'
 UPDATE = "scaler.update()"
 CUT = "for x, y in itertools.islice(batches, min(counts)):"
+LOSS = "loss = F.cross_entropy(model(batch[0]), batch[1])"
+NLL = "logits = model(batch[0])\nloss = F.nll_loss(logits.log_softmax(-1), batch[1])"
 RIGHT = {
     "gathers the counts": counts_of_all,
     "asks before each batch": asks_before_each,
     "joins as well": joins_if_even,
+    "nll_loss of log_softmax": edited(asks_before_each, {LOSS: NLL}),
 }
 WRONG = {
     "another cause": (edited(counts_of_all, {NAMED: 'cause("ranks-with-different-scales")'}), None),

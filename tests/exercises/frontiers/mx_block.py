@@ -66,6 +66,7 @@ WRONG = {
     "ties down": (edited(by_table, {PLACE: "place = low"}), "ties towards 0"),
     "ties up": (edited(by_table, {PLACE: "place = high"}), "ties away from 0"),
     "the logarithm of 0": (edited(by_table, {EXPONENT: "exponent = math.floor(math.log2(largest)) - 2"}), None),
+    "a scale of 0 for zeros": (lambda block: by_table(block) if block.any() else (block, 0.0), None),
     "no sign": (edited(by_table, {PLACE: f"{PLACE}\nblock = block.abs()"}), None),
     "bf16": (lambda block: by_table(block.bfloat16().float()), None),
     "for bf16's 2^-126": (lambda block: by_table(block * (block.abs() > 1e-20)), None),
