@@ -35,7 +35,9 @@ def test_loop_chapter_runs_and_its_panel_answers(lab, page, portray):
     press(page, panel.get_by_role("slider").first, "ArrowLeft")
     expect(width).not_to_have_text(before)
     press(page, panel.get_by_role("button", name="Measure"), "Space")
-    expect(panel.get_by_role("status")).to_contain_text(re.compile(r"width 256, batch 128.*times as fast|too busy to tell"))
+    expect(panel.get_by_role("status")).to_contain_text(
+        re.compile(r"width 256, batch 128.*times as fast|too busy to tell")
+    )
     portray(panel, "06_loop")  # docs/images/loop.png is such a one
 
 
