@@ -149,13 +149,15 @@ class Prediction:
         """Write the prediction, what was measured, and what lies between, in four lines."""
         if self.busy:
             return f"{self.title}: {self.busy}"
-        label, gap = self.recipe.label, ", ".join(f"{name} {1e3 * part:+.2f} ms" for name, part in self.gap().items())
+        label, fp32, amp = self.recipe.label, self.fp32.timing, self.amp.timing
+        gap = ", ".join(f"{name} {1e3 * part:+.2f} ms" for name, part in self.gap().items())
+        apart = amp.q3 < fp32.q1 or fp32.q3 < amp.q1
+        speedup = f"{fp32.median / amp.median:.2f} times as fast"
         return (
             f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; faster "
             f"matmuls alone, {self.ceiling:.2f}\n"
-            f"    measured: {self.amp.timing.compared_with(self.fp32.timing)} "
-            f"({seconds_text(self.fp32.timing.median)}, then "
-            f"{seconds_text(self.amp.timing.median)})\n"
+            f"    measured: {speedup if apart else 'no difference that this machine can show'} "
+            f"({seconds_text(fp32.median)}, then {seconds_text(amp.median)})\n"
             f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times "
             f"as long in {label}\n"
             "    from the matmuls' estimate to the fastest step of "

@@ -256,7 +256,7 @@ def test_a_loader_that_cannot_keep_up_in_words():
     told = LoaderBound(made_up(**times), (), pace, 1).sentence
     assert "With the loader, between AMP and fp32 there is no difference" in told
     assert "With preloaded batches, AMP is 2.00 times as fast as fp32" in told
-    assert "p32 with preloaded batches is 2.00 times as fast as fp32 with the loader" in told
+    assert "The fp32 loop with preloaded batches is 2.00 times as fast as that with the loader" in told
 
 
 def test_a_starved_loop_has_no_bottleneck():

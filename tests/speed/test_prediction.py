@@ -235,7 +235,9 @@ def test_no_prediction_is_0_or_less(fp32, amp, seconds):
 def test_a_prediction_in_words_and_on_a_busy_machine():
     found = Prediction("by hand", AMP_BF16, side(10, 6, 0, 2), side(5, 2, 1, 3, faults=0.5))
     assert "should make a step 1.25 times as fast" in str(found)
-    assert "measured: 0.50 times as long (10.0 s, then 5.00 s)" in str(found)
+    assert "measured: 2.00 times as fast (10.0 s, then 5.00 s)" in str(found)
+    uneven = replace(found, amp=replace(found.amp, timing=Timing((5.0, 9.0, 12.0))))
+    assert "measured: no difference that this machine can show (10.0 s, then 9.00 s)" in str(uneven)
     busy = replace(found, amp=replace(found.amp, timing=Timing((5.0,), 0.5)))
     assert str(busy).startswith("by hand: This machine was too busy to tell") and "times as" not in str(busy)
     assert "too busy to tell" in prediction_figure([busy]).axes[0].get_title(loc="left")

@@ -177,7 +177,10 @@ class LoaderBound(Finding):
             for feed, what in ((FROM_LOADER, "the loader"), (PRELOADED, "preloaded batches"))
         ]
         cure = self.comparison.tell(
-            f"fp32, {PRELOADED}", f"fp32, {FROM_LOADER}", who="fp32 with preloaded batches", than="fp32 with the loader"
+            f"fp32, {PRELOADED}",
+            f"fp32, {FROM_LOADER}",
+            who="the fp32 loop with preloaded batches",
+            than="that with the loader",
         )
         return sentence(self.pace.sentence, *told, cure)
 
