@@ -110,7 +110,7 @@ def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], l
         for future in as_completed(futures):
             code, seconds, printed = future.result()
             name = futures[future]
-            print(f"== {name}: {QUICK[name][0]} ({seconds:.0f} s)\n{printed}", end="", flush=True)
+            print(f"== {name}: {QUICK[name][0]} ({seconds:.0f} s)\n{printed if code else ''}", end="", flush=True)
             note(name, code, seconds)
     parts = {name: part for name, part in (PARTS | ON_DEMAND).items() if name in names}
     for number, (name, (what, arguments)) in enumerate(parts.items(), 1):

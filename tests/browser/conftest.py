@@ -27,6 +27,13 @@ def pytest_addoption(parser):
     parser.addoption("--screenshots", action="store_true", help="save pictures of every notebook and panel to look at")
 
 
+def place(item):
+    places = {"test_panels.py": 0, "test_bits.py": 1, "test_keyboard.py": 3, "test_lab.py": 4}
+    if item.path.parent != HERE:
+        return 2
+    return 0 if item.path.name == "test_lab.py" and item.get_closest_marker("slow") else places.get(item.path.name, 2)
+
+
 def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if HERE in Path(item.path).parents]
     for item in ours:
@@ -35,9 +42,8 @@ def pytest_collection_modifyitems(config, items):
         # Playwright's event loop and Chromium's pipes are closed by the garbage collector.
         item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
         item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
-    items.sort(
-        key=lambda item: "test_lab.py" not in item.nodeid
-    )  # the longest first, so that both workers end together
+    # So that the two halves of `make test`, and all workers of the slow part, end together
+    items.sort(key=place)
     if not config.getoption("--screenshots", default=False):
         pictures = [item for item in ours if item.get_closest_marker("screenshots")]
         items[:] = [item for item in items if item not in pictures]
