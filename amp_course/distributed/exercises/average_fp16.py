@@ -231,7 +231,7 @@ average_fp16.judge_by(
                 told="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
                 "largest with MAX first"),
         Mistake("rank 0's largest", breaks="on one rank or on all",
-                edits={LARGEST: "dist.broadcast(largest, group=group, group_src=0)"},
+                edits={LARGEST: "dist.broadcast(largest, dist.get_global_rank(group, 0), group=group)"},
                 told="the factor comes from one rank's largest element, and another rank's can "
                 "be larger, so that it overflows: "
                 "all-reduce the largest with MAX"),
