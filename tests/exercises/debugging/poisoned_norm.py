@@ -70,7 +70,6 @@ def goes_on_without(model, batches):
     return losses
 
 
-BACKWARD = "scaler.scale(loss).backward()"
 NAMED = 'cause("spoilt-buffer")'
 SAVE = "saved = {name: buffer.clone() for name, buffer in model.named_buffers()}"
 STATE = "state = copy.deepcopy(model.state_dict())"
@@ -78,10 +77,8 @@ MOMENTUM = "for m in model.modules():\n    if hasattr(m, 'momentum'): m.momentum
 LOSS = "loss = F.cross_entropy(model(x), y)"
 RIGHT = {
     "nll_loss of log_softmax": edited(by_scale, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
-    "a loss in fp16": edited(
-        by_scale, {LOSS: "logits = model(x)", BACKWARD: f"loss = F.cross_entropy(logits, y)\n{BACKWARD}"}
-    ),
     "asks the scale": by_scale,
+    "the cause's old name": edited(by_scale, {NAMED: 'cause("batch-norm-in-eval")'}),
     "tries on a copy": tries_on_a_copy,
     "leaves the batch out": goes_on_without,
 }
