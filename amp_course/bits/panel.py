@@ -59,7 +59,7 @@ class BitExplorer(Panel):
         self._rows: dict[tuple[int, int], list[widgets.Widget]] = {}
         self._is_updating = False
         self._chosen = self.fmt.name
-        super().__init__("BitExplorer: what do these bits say?", self._controls(), widgets.HTML(), beside=False)
+        super().__init__("BitExplorer: what do these bits say?", self._controls(), widgets.HTML(), side_by_side=False)
         self.message.add_class("amp-message")
         self.add_class("amp-bits")
         self._lay_out()

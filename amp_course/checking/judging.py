@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import math
 import random
@@ -180,9 +181,10 @@ class Judge:
             return
         set_random_state(drawn)
         with contextlib.closing(self._turns_once(answer, seed)) as turns:
-            for turn in turns:
-                yield replace(turn, again=True)
-                break
+            with contextlib.redirect_stdout(io.StringIO()):  # what it prints was printed before
+                replayed = next(turns, None)
+            if replayed is not None:
+                yield replace(replayed, again=True)
 
     def _turns_once(self, answer: Any, seed: int) -> Generator[Turn]:
         try:

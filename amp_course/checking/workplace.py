@@ -45,8 +45,7 @@ def _enter(stack: contextlib.ExitStack) -> None:
     stack.callback(setattr, sys, "stdin", sys.stdin)
     sys.stdin = no_input = NoInput()
     builtins.input = lambda *_: no_input.readline()  # Jupyter's would ask in the browser
-    with contextlib.suppress(
-        OSError
-    ):  # no room for a folder, or the one we are in was deleted: then we stay where we are
+    # No room for a folder, or the one we are in was deleted: then we stay where we are.
+    with contextlib.suppress(OSError):
         folder = tempfile.TemporaryDirectory(prefix="amp_course-", ignore_cleanup_errors=True)
         stack.enter_context(contextlib.chdir(stack.enter_context(folder)))

@@ -71,7 +71,7 @@ def index(reports: Sequence[ClassReport]) -> str:
 
 
 def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
-    """Yield the table of all students, those too who handed in nothing, with their points in each chapter."""
+    """Yield the table of all students, including those who submitted nothing, with their points in each chapter."""
     results = {(one.student, found.chapter.stem): one for found in reports for one in found.results}
     names = {student: name for found in reports for student, name in found.names.items()}
     students = sorted({student for student, _ in results} | set(names))
@@ -88,7 +88,7 @@ def _all_chapters(reports: Sequence[ClassReport]) -> Iterator[str]:
             cells.append("–" if result is None else f"{found.points_of(result):g}{_flag(result)}")
         yield f'<tr><th scope="row">{html.escape(printable(names.get(student) or student))}</th>'
         yield "".join(f'<td class="number">{cell}</td>' for cell in [*cells, f"{total:g}"]) + "</tr>"
-    yield f'</tbody></table></div><p class="soft">– nothing handed in. {FLAG} points withheld, for you to review.</p>'
+    yield f'</tbody></table></div><p class="soft">– nothing submitted. {FLAG} points withheld, for you to review.</p>'
 
 
 def _flag(result: Result) -> str:

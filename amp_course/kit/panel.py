@@ -29,8 +29,8 @@ _SHEET = f"""<style>
 [data-jp-theme-light="false"] .amp-panel {{ --jp-widgets-dropdown-arrow: url("data:image/svg+xml,{_ARROW}") }}
 .amp-body {{ container-type: inline-size }}
 @container (min-width: 960px) {{
-  .amp-beside {{ display: grid; grid-template: auto 1fr / 21em minmax(0, 1fr); column-gap: 20px; align-items: start }}
-  .amp-beside > .amp-controls {{ grid-row: 1 / 3 }}
+  .amp-side-by-side {{ display: grid; grid-template: auto 1fr / 21em minmax(0, 1fr); column-gap: 20px; align-items: start }}
+  .amp-side-by-side > .amp-controls {{ grid-row: 1 / 3 }}
   .amp-controls .widget-inline-hbox {{ flex-wrap: wrap; width: 100% !important; height: auto }}
   .amp-controls .widget-inline-hbox > .widget-label {{ width: 100% !important; text-align: left; line-height: 20px }}
   .amp-controls .widget-dropdown > select {{ height: 28px }}
@@ -47,11 +47,11 @@ class Panel(widgets.VBox):
 
     A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives `still()`.
 
-    beside: whether the controls may stand to the left of the view, on a wide page; else they stay above it
+    side_by_side: whether the controls may stand to the left of the view, on a wide page; else they stay above it
     """
 
     def __init__(
-        self, title: str, controls: Sequence[widgets.Widget], view: widgets.Widget, *, beside: bool = True
+        self, title: str, controls: Sequence[widgets.Widget], view: widgets.Widget, *, side_by_side: bool = True
     ) -> None:
         self.view = view
         self.message = widgets.HTML(value="", layout=widgets.Layout(min_height="1.5em"))
@@ -59,13 +59,13 @@ class Panel(widgets.VBox):
         head.add_class("amp-title")
         sheet = widgets.HTML(_SHEET, layout=widgets.Layout(display="none"))
         box = _classed("amp-controls", controls)
-        body = _classed("amp-beside", [box, self.message, view]) if beside else None
+        body = _classed("amp-side-by-side", [box, self.message, view]) if side_by_side else None
         super().__init__(
             [sheet, head, _classed("amp-body", [body] if body else [*controls, self.message, view])],
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)",
                 padding="8px 12px",
-                max_width="84em" if beside else "62em",
+                max_width="84em" if side_by_side else "62em",
             ),
         )
         self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers

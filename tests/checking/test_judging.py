@@ -186,6 +186,15 @@ def test_a_known_mistake_keeps_its_name_only_if_the_last_case_is_as_wrong_as_the
     assert wrong is not None and wrong.mistake == REMEMBERS
 
 
+def test_what_an_answer_prints_in_the_first_case_is_seen_once(capsys: Any) -> None:
+    def prints(x: float, y: float) -> float:
+        print("x is", x)
+        return right(x, y)
+
+    assert told(prints) is None
+    assert capsys.readouterr().out.count("x is 1.0") == 1
+
+
 def test_what_another_process_answers_is_not_asked_again() -> None:
     def far(answer: Any, draw: random.Random) -> Iterator[Turn]:
         yield Turn("", {"it": answer()}, elsewhere=True)

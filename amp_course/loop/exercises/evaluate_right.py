@@ -125,7 +125,7 @@ evaluate_right.judge_by(
     right=right, play=play, tolerance=1e-5, said={
         "the state of the model afterwards": "your code changed weights, buffers or settings of the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
-        "whether the model ran": "{case}, the model never ran: compute the accuracy anew in each "
+        "whether the model ran": "{case}, the model never ran: compute the accuracy again in each "
         "call, from this model's outputs",
         "the gradient mode in the forward pass": "{case}, in the forward pass {got}: the card asks for `torch.inference_mode()`",
         "the calls that the accuracy is of": "{case}, your accuracy is that of {got}, and not of "

@@ -125,7 +125,7 @@ SCALED = "the gradients were still scaled when you clipped them: call `scaler.un
 
 clip_both.judge_by(
     right=right, play=play, tolerance=1e-4, said={
-        STEPPED: "{case}, an optimizer stepped all the same, with gradients that the clipping "
+        STEPPED: "{case}, an optimizer stepped anyway, with gradients that the clipping "
         "had made 0 or left as they were: "
         "decide by the norm that you clip by, not by the gradients alone",
     }, mistakes=[

@@ -190,7 +190,7 @@ frozen_layers.judge_by(
                 edits={HEAD: f"{HEAD}\nself.kept = head.parameters()", TRAINABLE: "return self.kept"},
                 told="`trainable()` returns the parameters once, and then nothing: a generator "
                 "such as `head.parameters()` or "
-                "`filter(…)` is used up after one pass. Make it anew in each call, or keep a list"),
+                "`filter(…)` is used up after one pass. Make a new one in each call, or keep a list"),
         Mistake("all frozen", breaks="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
                 told="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
         Mistake("backbone in fp32", breaks="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},

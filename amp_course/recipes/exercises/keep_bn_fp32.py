@@ -183,8 +183,8 @@ keep_bn_fp32.judge_by(
         Mistake("leaf modules only", edits={NORMS: "if isinstance(module, _BatchNorm) or list(module.children()):"},
                 told="what modules with children hold themselves was left out: go through all, with `recurse=False`. {seen}"),
         Mistake("a copy", breaks="no copy", answer=lambda model: right(copy.deepcopy(model)),
-                told="the model that you return is a copy. Whoever holds the model that you were "
-                "given, an optimizer for one, "
+                told="the model that you return is a copy. What holds the model that you were "
+                "given, such as an optimizer, "
                 "still has the old one: convert that in place, and return it"),
         Mistake("batch not cast", breaks="takes float32 batches", edits={HOOK: "pass"},
                 told="a batch still arrives in float32. Return it cast from a hook: `model.register_forward_pre_hook(hook)`"),

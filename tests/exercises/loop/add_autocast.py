@@ -39,7 +39,7 @@ WRONG = {
         "steps before backward",
     ),
     "a graph, and no backward": (edited(plain, {BACKWARD: "loss.grad_fn"}), "no backward"),
-    "the first model again": (first_model, None),
+    "the first model again": (first_model, "remembers an earlier call"),
     "all of it in the region": (torch.autocast("cpu", dtype=torch.bfloat16)(plain), "backward inside the region"),
     "looks first": (edited(plain, {FORWARD: f"model(inputs)\n{FORWARD}"}), "forward pass twice"),
     "in eval mode": (lambda model, *rest: plain(model.eval(), *rest), None),

@@ -40,7 +40,7 @@ def adds_up(model, batches):
 
 
 WRONG = {
-    "adds up over calls": (adds_up, None),
+    "adds up over calls": (adds_up, "remembers an earlier call"),
     "the first result again": (lambda *both: KEPT.setdefault("first", plain(*both)), None),
     "all layers as the model": (
         edited(plain, {BACK: "for module, _ in modes:", SET: "module.training = modes[0][1]"}),

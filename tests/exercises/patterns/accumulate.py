@@ -50,7 +50,7 @@ PLAIN = {"loss = loss_fn(model(inputs), targets) * len(targets)": "loss = loss_f
 USUAL = PLAIN | TAIL | {"rows += len(targets)": "rows = 1", SCALE: "scaler.scale(loss / every).backward()"}
 WRONG = {
     "as for equal sizes": (edited(stream, USUAL), "the usual loop"),
-    "the first training again": (first_training, None),
+    "the first training again": (first_training, "remembers an earlier call"),
     "rows of all": (edited(stream, ALL_ROWS), "rows of the whole pass"),
     "bad losses left out": (edited(stream, {SCALE: f"if not loss.isnan():\n    {SCALE}"}), "leaves out what overflows"),
     "a stream without a tail": (edited(stream, TAIL), "drops the tail"),

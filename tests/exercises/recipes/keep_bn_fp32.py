@@ -50,7 +50,7 @@ RIGHT = {
 }
 WRONG = {
     "`_apply` on a copy": (lambda model: takes_floats(applied(copy.deepcopy(model))), "a copy"),
-    "the first model again": (lambda model: FIRST.setdefault("model", right(model)), None),
+    "the first model again": (lambda model: FIRST.setdefault("model", right(model)), "remembers an earlier call"),
     "half, then float": (lambda m: [n.float() for n in norms_of(m.half())] and m, "through fp16 and back"),
     "BatchNorm2d only, batch not cast": (lambda model: applied(model, nn.BatchNorm2d), "BatchNorm2d only"),
     "new statistics": (lambda m: [n.reset_running_stats() for n in norms_of(m)] and right(m), None),

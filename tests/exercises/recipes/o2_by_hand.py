@@ -55,7 +55,7 @@ class OneListForAll(Plain):
 
 SUM = "taken = sum(p.grad.sum() for p in own).isfinite()"
 WRONG = {
-    "masters of the class": (OneListForAll, None),
+    "masters of the class": (OneListForAll, "remembers an earlier call"),
     "the sum is finite": (edited(Plain, {TAKEN: SUM}), "looks at a norm"),
     "renews masters": (edited(Plain, {STEP: f"self.masters[0].data = own[0].data.float()\n{STEP}"}), None),
     "outputs stay fp16": (edited(Plain, {BACKWARD: f"{IN_HALF}\n{BACKWARD}"}), "loss in fp16"),
