@@ -127,7 +127,7 @@ def wicked_finding():
     from amp_course.speed.experiments.finding import Finding, Published
 
     class Wicked(Finding):
-        title = sentence = WICKED
+        title = claim = WICKED
 
     return Wicked(None, (Published(WICKED, WICKED),))
 

@@ -15,14 +15,15 @@ from types import FrameType
 
 import torch
 
-from amp_course.checking import limit
+from amp_course.checking import interrupts, limit
 
 _EVERY = 0.0005  # seconds between samples
 _SWITCH = 0.0002  # seconds after which a running thread hands over: Python's own 5 ms would blur what a step does
 _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
 _LIBRARIES = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], _STDLIB})
-_HERE = (str(Path(__file__).parent), limit.__file__)  # the time limit runs what fetches a batch
+# The time limit runs what fetches a batch, and handles Ctrl-C meanwhile.
+_HERE = (str(Path(__file__).parent), limit.__file__, interrupts.__file__)
 
 
 @dataclass(frozen=True)
