@@ -154,13 +154,13 @@ class Prediction:
         apart = amp.q3 < fp32.q1 or fp32.q3 < amp.q1
         speedup = f"{fp32.median / amp.median:.2f} times as fast"
         return (
-            f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; faster "
-            f"matmuls alone, {self.ceiling:.2f}\n"
+            f"{self.title}: {label} should make a step {self.predicted:.2f} times as fast; "
+            f"the ceiling is {self.ceiling:.2f}\n"
             f"    measured: {speedup if apart else 'no difference that this machine can show'} "
             f"({seconds_text(fp32.median)}, then {seconds_text(amp.median)})\n"
             f"    matmuls take {self.share:.0%} of the fp32 step, and {1 / self.factor:.2g} times "
             f"as long in {label}\n"
-            "    from the matmuls' estimate to the fastest step of "
+            "    from the ceiling to the fastest step of "
             f"{seconds_text(self.amp.seconds)}: {gap}"
         )
 

@@ -15,8 +15,8 @@ safe_loss = Exercise(
     lines=3,
     task="Write `safe_loss(head, features, targets)`: return the probabilities, and their mean "
     "binary cross-entropy with the targets. For moderate logits the loss equals the given one; for "
-    "logits of ±60 it is still right and has a gradient; both hold in any region, and there for "
-    "16-bit features too. `head(features)` has the shape (batch, 1), probabilities and targets "
+    "logits of ±60 it is still right and has a gradient; both hold in any region, and there "
+    "the features may be in 16 bits. `head(features)` has the shape (batch, 1), probabilities and targets "
     "(from 0 to 1) the shape (batch,).",
     hints=(
         "Where does a large logit get lost: in the head, in sigmoid, or in the logarithm?",
@@ -122,7 +122,7 @@ safe_loss.judge_by(
                 told="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
         Mistake("a formula in 16 bits", breaks="both hold in any region", edits={LOSS: FORMULA},
                 told="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
-        Mistake("the head in an island", breaks="16-bit features", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
+        Mistake("the head in an island", breaks="the features may be in 16 bits", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
                 told="the head runs where autocast is off, and there 16-bit features meet its float32 weights: call it in the "
                 "caller's region, and take `.float()` of its logits"),
         Mistake("a column of probabilities", breaks="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},

@@ -87,7 +87,7 @@ class Diagnosis:
             first, *rest = str(one).splitlines()
             lines += ["", *_wrapped(f"{number}. {first}", "", "   "), *_lines(rest)]
         if self.advice:
-            lines += ["", "Advice, which counts as no fault:"]
+            lines += ["", "Advice (not counted as faults):"]
             for one in self.advice:
                 first, *rest = str(one).splitlines()
                 lines += [*_wrapped(first, "-  ", "   "), *_lines(rest)]
@@ -114,7 +114,7 @@ class Diagnosis:
         parts += [_finding_html(one) for one in self.findings]
         if self.advice:
             parts += [
-                "<p><b>Advice</b>, which counts as no fault:</p>",
+                "<p><b>Advice</b> (not counted as faults):</p>",
                 *(_advice_html(one) for one in self.advice),
             ]
         if self.facts:

@@ -43,14 +43,14 @@ _NONFINITE = {
     ),
     "spoilt-buffer": Fault(
         "values", "an overflow reached a buffer such as batch norm's running mean: the scaler skips the step, but not that",
-        "Mend the overflow, or save the buffers before the forward pass and put them back when a step is skipped", "11.8",
+        "Fix the overflow, or save the buffers before the forward pass and restore them when a step is skipped", "11.8",
     ),
     "not-finite": Fault(
         "values", "an op made inf or NaN of finite numbers", "Look at that op and at the range of what goes into it", "11.3"
     ),
 }  # fmt: skip
 _TRAINING = {
-    "script-raises": Fault("run", "the script raised an exception while it trained", "Mend what the exception names", "11.9"),
+    "script-raises": Fault("run", "the script raised an exception while it trained", "Fix what the exception names", "11.9"),
     "swallowed-exception": Fault(
         "run", "an exception is raised in each step and caught, and no step is taken", "Let it end the program, and mend it",
         "11.9",
@@ -100,11 +100,11 @@ _TRAINING = {
 ADVICE = {
     "host-waits": Fault(
         "speed", "the program asks for the value of a tensor in each step: on a GPU, it waits there until all work is done",
-        "Keep losses as tensors and read them now and then; a fused optimizer spares the scaler's own read", "09.5",
+        "Keep losses as tensors and read them now and then; a fused optimizer spares the scaler's own read", "09.6",
         "torch.optim.AdamW(model.parameters(), fused=True)",
     ),
     "waits-for-data": Fault(
-        "speed", "a good part of the time goes into waiting for the next batch", "Let the DataLoader use workers", "09.5",
+        "speed", "a good part of the time goes into waiting for the next batch", "Let the DataLoader use workers", "09.7",
         "DataLoader(…, num_workers=2)",
     ),
     "trains-in-evaluation-mode": Fault(

@@ -120,8 +120,8 @@ anomaly_warmup.judge_by(
                 told="a lower scale of your own only helps until the next overflow, which raises again: keep the scaler that you "
                 "get, and leave anomaly mode out"),
         Mistake("another scaler", edits={OPTIMIZER: f'{OPTIMIZER}\nscaler = torch.amp.GradScaler("cpu", init_scale=256.0)'},
-                told="the scaler that you get is not used: use it, for it finds a lower scale "
-                "without your help"),
+                told="the scaler that you get is not used: use it: it finds a lower scale "
+                "on its own"),
         Mistake("divides the loss", edits={BACKWARD: "scaler.scale(loss / 256).backward()"},
                 told="every update is 256 times too small, as if the loss were divided: leave it "
                 "as it is, and let the scaler find a scale that fits"),

@@ -120,11 +120,11 @@ never_cleared.judge_by(
                 "those of the next batch: clear all of them after each batch"),
         Mistake("leaves the batch out", breaks="A batch that overflows is skipped by the scaler, which lowers the scale",
                 edits={CLEAR: "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
-                told="a batch whose loss is not finite never gets to the scaler, which cannot lower the scale, and gradients "
+                told="a batch whose loss is not finite never reaches the scaler, which cannot lower the scale, and gradients "
                 "still add up: leave the skipping to the scaler, and clear the gradients"),
         Mistake("leaves the batch out, and clears",
                 edits={CLEAR: f"{CLEAR}\nif not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
-                told="a batch whose loss is not finite never gets to the scaler, which so cannot "
+                told="a batch whose loss is not finite never reaches the scaler, so it cannot "
                 "lower the scale: leave the skipping to the scaler"),
         Mistake("steps without the scaler", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
                 told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "

@@ -182,8 +182,8 @@ ranks_differ.judge_by(
                 told="without DDP, rank 1 never gets the weights of the checkpoint, and each rank trains on its own gradients"),
         Mistake("without DDP, from the same weights", edits={WRAP: ALONE},
                 told="the ranks start from the same weights and scale, but nothing averages their "
-                "gradients, and each trains on its own: wrap the model in DDP, and call what "
-                "comes of it"),
+                "gradients, and each trains on its own: wrap the model in DDP, and call the "
+                "wrapped model"),
         Mistake("without DDP and the scaler's state", edits={WRAP: "model = net", STATE: "pass", SEND: "pass", RESTORE: "pass"},
                 told="rank 1 gets neither the weights nor the scaler's state of the checkpoint, "
                 "and nothing averages the gradients: wrap the model in DDP, and of the scaler "

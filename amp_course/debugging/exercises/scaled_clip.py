@@ -182,8 +182,8 @@ scaled_clip.judge_by(
                 told="gradients are clipped to 65,536 while they carry the loss scale, which is a "
                 "norm of 1 only as long as the scale is 65,536: unscale them first"),
         Mistake("no clipping", breaks="gradients clipped to a norm of 1", edits={CLIP: "pass"},
-                told="large gradients are not clipped when the update is made. The clipping was "
-                "not the fault: only its place was"),
+                told="large gradients are not clipped when the update is made. Clipping was "
+                "right; it was only in the wrong place"),
         Mistake("always to a norm of 1", edits={CLIP: "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
                                                 "[p.grad.div_(norm) for p in model.parameters()]"},
                 told="every gradient is brought to a norm of 1, and smaller ones grow: clipping "

@@ -15,8 +15,8 @@ from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
 tf32_mixed = Exercise(
     chapter="debugging", name="tf32_mixed", number=12, title="An error from reading a setting", difficulty=2, importance=3,
     minutes=6, lines=9,
-    task="TF32 lets a GPU multiply fp32 matrices faster, with inputs rounded to 10 bits of "
-    "significand (chapter 09). torch has two names for the setting: `allow_tf32`, True or False, "
+    task="TF32 lets a GPU multiply fp32 matrices faster, with inputs rounded to 11 "
+    "significant bits (chapter 09, section 8). torch has two names for the setting: `allow_tf32`, True or False, "
     "and the newer `fp32_precision`, 'tf32' or 'ieee' (full fp32), or 'none', which leaves it to "
     "the setting for all of torch. Write `tf32_mixed(model, inputs, matmul)`, a `measure` without "
     "the fault. It runs the model with TF32, then in full fp32, and returns a pair for each run in "

@@ -16,8 +16,9 @@ zero_amax = Exercise(
     chapter="debugging", name="zero_amax", number=9, title="Padding becomes NaN in float8", difficulty=3, importance=3, minutes=8,
     lines=6,
     task="float8 (E4M3) ends at 448. So `through_float8` multiplies each row by `448 / amax`, "
-    "where `amax` is the largest magnitude in the row, casts it, and divides (chapter 12 has the "
-    "details). Write `zero_amax(x)`, a `through_float8` without the fault. A row of zeros stays "
+    "where `amax` is the largest magnitude in the row, casts the product to float8, and divides "
+    "by the same factor (chapter 12 has the details). Write "
+    "`zero_amax(x)`, a `through_float8` without the fault. A row of zeros stays "
     "zeros, and a NaN stays NaN. Rows with a finite `448 / amax` come back as they do now; in rows "
     "with a smaller `amax`, down to 1e-40, each value is right to 1/8 of `amax`. The gradient "
     "passes straight through, in each row. Name the fault in its first line, by `cause(…)`.",
