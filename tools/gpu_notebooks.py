@@ -83,12 +83,14 @@ def main():
     os.environ["TQDM_DISABLE"] = "1"
     chosen.out.mkdir(parents=True, exist_ok=True)
 
-    def one(number):
+    def one(number, until=deadline):
         (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-        return run(path, chosen.out, deadline)
+        return run(path, chosen.out, until)
 
+    alone_until = deadline - 0.6 * chosen.seconds  # so that one that hangs leaves time for the others
+    alone = [one(chosen.alone, alone_until)] if chosen.alone else []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [*map(one, filter(None, [chosen.alone])), *pool.map(one, chosen.numbers)]
+        found = [*alone, *pool.map(one, chosen.numbers)]
     return 1 if any(found) else 0
 
 

@@ -46,7 +46,7 @@ out=$(cd "$out" && pwd)
 rm -f "$out"/{report.txt,logs.txt,tests.xml,bench.json,bench.png,doctor.html,benchmarks.tar.gz,notebooks.tar.gz}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-export AMP_COURSE_WORK=$scratch/my_work PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MPLBACKEND=agg
+export AMP_COURSE_WORK=$scratch/my_work PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MPLBACKEND=agg
 
 # Each part is a function of the seconds it has, which leaves its files in $out.
 machine() {

@@ -160,6 +160,8 @@ class Exercise:
             line = where(late)
             with contextlib.suppress(TimeUp):
                 within(1.0, functools.partial(_forget, late))
+        if not line:
+            return "the check itself took too long on this machine, and your answer was not judged: run it again"
         return (
             f"your code had not finished after {self.seconds:g} seconds and was stopped{line}: is there a loop whose "
             "condition never becomes false?"

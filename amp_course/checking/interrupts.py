@@ -2,7 +2,8 @@
 
 A check takes the signal over (`noted`). Where half a job would do harm, `held` puts the interrupt
 off until the job is done.
-Outside of a check, and where somebody else handles the signal, nothing here does anything.
+Outside of a check, in other threads than the main one, and where somebody else handles the signal,
+nothing here does anything.
 """
 
 from __future__ import annotations
@@ -63,11 +64,14 @@ def _is_forgotten(frame: FrameType | None) -> bool:
     return False
 
 
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
     """Take over what Ctrl-C does until the block ends, in the main thread, from Python's own handler."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not _in_main() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     _state.held, _state.pending = 0, False
@@ -83,6 +87,9 @@ def noted() -> Iterator[None]:
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """Let Ctrl-C wait until the block ends; it raises KeyboardInterrupt then, even if it came before."""
+    if not _in_main():
+        yield
+        return
     before = _state.held
     _state.held = before + 1
     try:
@@ -95,6 +102,9 @@ def held() -> Iterator[None]:
 
 def released(work: Callable[[], T]) -> Callable[[], T]:
     """Return `work` for a call inside `held`: while it runs, Ctrl-C does what it does outside."""
+
+    if not _in_main():
+        return work
 
     def call() -> T:
         outside, result, error = max(0, _state.held - 1), None, None
@@ -119,7 +129,8 @@ def released(work: Callable[[], T]) -> Callable[[], T]:
 
 def hold_from_now_on() -> None:
     """Let Ctrl-C do nothing until the check ends, but `raise_pending` may still be asked."""
-    _state.held += 1
+    if _in_main():
+        _state.held += 1
 
 
 def is_pending() -> bool:
@@ -135,5 +146,5 @@ def set_hurry(hurry: Callable[[], object] | None) -> Callable[[], object] | None
 
 def raise_pending() -> None:
     """Raise KeyboardInterrupt if Ctrl-C came since the check began."""
-    if _state.pending:
+    if _state.pending and _in_main():
         raise KeyboardInterrupt

@@ -155,7 +155,11 @@ class Judge:
             return Wrong(_and_then(_REMEMBERS, f"{seen[:1].upper()}{seen[1:]}"), REMEMBERS)
         earlier = self._earlier(facet, mine, right, place)
         if earlier:
-            seen = _and_then(seen, f"You give the same {earlier}: does something last from call to call?")
+            seen = _and_then(
+                seen,
+                f"You returned the same {earlier}: does your code leave an argument out, "
+                "or keep something from an earlier call?",
+            )
         return Wrong(seen)
 
     def turns(self, answer: Any, seed: int) -> list[Turn]:

@@ -47,22 +47,25 @@ def within(seconds: float, work: Callable[[], T], patience: float = 1.0) -> T:
     """
     in_main = threading.current_thread() is threading.main_thread()
     with held():
-        limit = _by_timer if in_main and hasattr(signal, "setitimer") else _by_watchdog
-        return limit(_Clock(seconds, patience), released(work))
+        if in_main and hasattr(signal, "setitimer"):  # the timer rings in this very thread
+            return _by_timer(_Clock(seconds, patience, time.thread_time), released(work))
+        return _by_watchdog(_Clock(seconds, patience, _thread_clock()), released(work))
+
+
+def _thread_clock() -> Callable[[], float]:
+    """Return what tells any thread how long this one has computed, in seconds."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time  # macOS and Windows tell a thread about itself only
+    return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 class _Clock:
     """Tells whether a thread may go on: the time it has computed, and the time that has passed."""
 
-    def __init__(self, seconds: float, patience: float) -> None:
+    def __init__(self, seconds: float, patience: float, computed: Callable[[], float]) -> None:
         self.seconds, self.began = seconds, time.monotonic()
         self.until = self.began + seconds * patience
-        if hasattr(time, "pthread_getcpuclockid"):
-            clock = time.pthread_getcpuclockid(threading.get_ident())
-            self.computed: Callable[[], float] = functools.partial(time.clock_gettime, clock)
-        else:
-            self.computed = time.process_time  # Windows knows of no other thread's
-        self.before = self.computed()
+        self.computed, self.before = computed, computed()
 
     def has_time(self) -> bool:
         in_time = time.monotonic() < self.until and self.computed() - self.before < self.seconds
@@ -81,6 +84,11 @@ def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _ring_soon() -> None:
+    if signal.getitimer(signal.ITIMER_REAL)[0] > _LEAVING:  # else a key held down would put it off for ever
+        signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN)
 
 
 def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
@@ -104,7 +112,7 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
 
     old_handler = signal.signal(signal.SIGALRM, ring)
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, clock.seconds, _AGAIN)
-    old_hurry = set_hurry(lambda: signal.setitimer(signal.ITIMER_REAL, _LEAVING, _AGAIN))
+    old_hurry = set_hurry(_ring_soon)
     result: T | None = None
     error: BaseException | None = None
     try:

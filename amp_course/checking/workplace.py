@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -45,6 +46,9 @@ def _enter(stack: contextlib.ExitStack) -> None:
     stack.callback(setattr, sys, "stdin", sys.stdin)
     sys.stdin = no_input = NoInput()
     builtins.input = lambda *_: no_input.readline()  # Jupyter's would ask in the browser
+    if "" in sys.path:  # IPython's: the current folder, in which modules of the learner's lie
+        stack.callback(setattr, sys, "path", sys.path)
+        sys.path = [os.getcwd() if one == "" else one for one in sys.path]
     # No room for a folder, or the one we are in was deleted: then we stay where we are.
     with contextlib.suppress(OSError):
         folder = tempfile.TemporaryDirectory(prefix="amp_course-", ignore_cleanup_errors=True)

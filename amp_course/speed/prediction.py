@@ -13,8 +13,8 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,7 +193,7 @@ def predict_speedup(
     dtype = dtype or (torch.float16 if no_bf16 else torch.bfloat16)
     if dtype not in _RECIPES:
         raise ValueError(f"dtype is {dtype}: give torch.bfloat16 or torch.float16, the formats that AMP computes in.")
-    with same_random_state(), torch.inference_mode(False), torch.enable_grad():
+    with same_random_state(), _same_gradients(model), torch.inference_mode(False), torch.enable_grad():
         steps = {name: _own_step(model, loss_fn, batch, device, low) for name, low in (("fp32", None), ("amp", dtype))}
         timed = {}
         for name, step in steps.items():
@@ -237,6 +237,19 @@ def _checked(model: Any, loss_fn: Any, batch: Any) -> torch.device:
     return trained[0].device
 
 
+@contextmanager
+def _same_gradients(model: nn.Module) -> Iterator[None]:
+    """Put the gradients of the model itself back: a loss may read its weights, and then trains them too."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 def _own_step(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
@@ -249,18 +262,18 @@ def _own_step(
     dtype: of autocast; None runs without it
     """
     try:
-        own = copy.deepcopy(model)
+        own, own_loss = copy.deepcopy((model, loss_fn))  # a loss may have parameters, too
     except Exception as error:
         raise ValueError(
-            f"the model could not be copied ({error}): a tensor that it keeps, and that was "
-            "computed with gradients, has to be detached first."
+            f"the model or the loss could not be copied ({error}). A tensor that it keeps, and that "
+            "was computed with gradients, has to be detached first; of a DDP model, pass `.module`."
         ) from error
     *inputs, targets = (one.detach() for one in batch)
 
     def step() -> None:
         own.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            loss = loss_fn(own(*inputs), targets)
+            loss = own_loss(own(*inputs), targets)
         loss.backward()
 
     return step

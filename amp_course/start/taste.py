@@ -76,6 +76,8 @@ def in_words(fp32: Side, amp: Side, bf16: DtypeSupport | None = None) -> str:
         return f"Three changed lines: {speed}, {memory}, {quality}.{noise}"
     said = f"Three changed lines: {memory}, {quality}, and each step takes **{ratio:.1f} times as long**.{noise}\n\n"
     bf16 = bf16 or next(support for support in dtype_support(pick_device()) if support.name == "bf16")
+    if bf16.state == "unknown":
+        return f"{said}Slower? The machine was too busy to tell how fast its bf16 is: run this again."
     if bf16.state != "emulated" or bf16.times_fp32 is None:
         return f"{said}Slower? This net is small, and small steps gain little from 16 bits. Chapter 06 measures larger ones."
     return (

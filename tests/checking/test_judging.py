@@ -177,8 +177,11 @@ def test_an_answer_that_remembers_an_earlier_call_is_told_so(answer: Any, seen: 
 def test_a_result_that_is_kept_from_an_earlier_case_is_told_so() -> None:
     wrong = told(lambda x, y, kept={}: kept.setdefault("sum", 2 * (x + y)))
     assert wrong is not None and wrong.mistake is None
-    assert str(wrong).endswith("is right. You give the same for x = 1: does something last from call to call?")
-    assert "You give the same" not in str(told(lambda x, y: 6.0 if x == 1 else 5.0))
+    assert str(wrong).endswith(
+        "is right. You returned the same for x = 1: does your code leave an argument "
+        "out, or keep something from an earlier call?"
+    )
+    assert "You returned the same" not in str(told(lambda x, y: 6.0 if x == 1 else 5.0))
 
 
 def test_a_known_mistake_keeps_its_name_only_if_the_last_case_is_as_wrong_as_the_first() -> None:

@@ -329,8 +329,12 @@ def test_code_that_waits_for_its_turn_has_more_time_and_an_endless_loop_has_not(
 def test_the_limit_of_a_check_is_what_chapter_00_says() -> None:
     text = (Path(__file__).parents[2] / "notebooks/00_start.ipynb").read_text(encoding="utf-8")
     usual, most = f"{Exercise.seconds:g}", f"{Exercise.seconds * PATIENCE:g}"
-    assert f"stops an endless loop after about {usual} seconds, on a busy machine {most}, or" in text
-    assert f"stops an endless loop after about {usual} seconds ({most} at most, on a busy machine)" in text
+    assert f"stops an endless loop after about {usual} seconds ({most} if the machine is busy" in text
+    assert "or your code only waits), or as soon as you press ■" in text
+    assert (
+        f"stops an endless loop after about {usual} seconds ({most} if the machine is busy or the code only waits)"
+        in text
+    )
 
 
 def test_what_ends_in_time_is_handed_on() -> None:

@@ -67,3 +67,20 @@ def test_an_answer_that_reads_what_is_typed_is_told_so(read: Callable[[], Any]) 
     assert "EOFError (nobody types while a check runs)" in str(wrong)
     assert "take what you need from the arguments" in str(wrong)
     assert (sys.stdin, input) == was
+
+
+def test_modules_of_the_learner_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython finds them in the current folder, by the empty string in `sys.path`."""
+    (tmp_path / "module_of_a_learner.py").write_text("double = 2.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "module_of_a_learner", raising=False)
+    path = sys.path
+
+    def imports(x: float, y: float) -> float:
+        from module_of_a_learner import double
+
+        return double * (x + y)
+
+    assert told(imports) is None
+    assert sys.path is path and path[0] == ""

@@ -172,7 +172,7 @@ def test_pages_are_counted_on_a_busy_machine_and_their_price_is_not_told():
     heaps = [Heap(Timing((0.02,) * 5, 0.5), pages, 1e-6) for pages in (768.0, 68.0)]
     told = FreedMemory(None, (), *heaps).sentence
     assert "768 new pages a step; told to keep its memory, 68" in told and "too busy to tell" in told
-    assert "which take" not in told and "%" not in told.partition("What they cost?")[0]
+    assert "which take" not in told and "%" not in told.partition("What do they cost?")[0]
 
 
 def test_an_unknown_side_is_named_with_those_there_are():

@@ -211,6 +211,18 @@ def test_what_cannot_be_predicted_is_refused_with_its_reason(changed, error, wor
         own(**changed)
 
 
+def test_a_loss_that_reads_the_nets_own_weights_trains_neither():
+    net = two_layers()
+    net[0].weight.grad = torch.ones(WIDTH, WIDTH)
+
+    def decayed(out, target):
+        decay = sum(weight.square().sum() for weight in net.parameters())
+        return nn.functional.cross_entropy(out, target) + 1e-4 * decay
+
+    own(net, decayed)
+    assert torch.equal(net[0].weight.grad, torch.ones(WIDTH, WIDTH)) and net[1].weight.grad is None
+
+
 def test_a_model_that_cannot_be_copied_is_refused():
     model = two_layers()
     model.kept = model(torch.randn(2, WIDTH))

@@ -127,7 +127,7 @@ anomaly_warmup.judge_by(
                 "as it is, and let the scaler find a scale that fits"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="nothing skips an overflow any more, and small gradients are lost: scale the "
-                "loss, and step by the scaler"),
+                "loss, and step with `scaler.step(optimizer)`"),
         Mistake("catches the error", edits={BACKWARD: f"{CAUGHT}\n    {KEEP}\n    continue"},
                 told="the scaler never hears of the overflow, whether the error is caught or inf "
                 "and NaN are replaced by 0 before it looks. So it keeps its scale, and the next "

@@ -90,7 +90,7 @@ late_anomaly.judge_by(
                 "give it a safe argument instead"),
         Mistake("replaces NaN gradients", breaks="right gradients", edits={SAFE: f"{UNSAFE}\n{HOOKS}"},
                 told="the gradients are finite now, but wrong: a NaN that is replaced by 0 loses "
-                "what was to be there. See that it never arises"),
+                "the true gradient. Make sure that no NaN arises"),
         Mistake("limits x", breaks="the same values", edits={SAFE: "x = safe = x.clamp(max=80)"},
                 told="large values of x are cut off in the result, too: limit only what goes into `exp`"),
         Mistake("a mask", edits={SAFE: UNSAFE, RETURN: "return (x > 0) * x + (x <= 0) * curve"},

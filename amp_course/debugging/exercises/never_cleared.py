@@ -141,7 +141,7 @@ never_cleared.judge_by(
                 "`.grad`, and all later steps are skipped, too: clear the gradients"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="nothing skips an update that has overflowed, and the weights become NaN: "
-                "scale the loss, and step by the scaler"),
+                "scale the loss, and step with `scaler.step(optimizer)`"),
         Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
                 told="the forward pass runs in fp32 now, and the card asks for fp16: clear the gradients instead"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},

@@ -144,6 +144,7 @@ RESTORE, WRAP = "scaler.load_state_dict(state[0])", "model = DistributedDataPara
 REGION, UPDATE = 'with torch.autocast("cpu", dtype=torch.float16):', "scaler.update()"
 CLEAR = "optimizer.zero_grad()"
 ALONE = "for parameter in net.parameters():\n    dist.broadcast(parameter.data, src=0)\nmodel = net"
+SCALERS = "the scaler's"
 WHOLE = "send its whole `state_dict()` with `dist.broadcast_object_list`"
 
 ranks_differ.judge_by(
@@ -186,8 +187,8 @@ ranks_differ.judge_by(
                 "wrapped model"),
         Mistake("without DDP and the scaler's state", edits={WRAP: "model = net", STATE: "pass", SEND: "pass", RESTORE: "pass"},
                 told="rank 1 gets neither the weights nor the scaler's state of the checkpoint, "
-                "and nothing averages the gradients: wrap the model in DDP, and of the scaler "
-                f"{WHOLE.replace('its', 'the')}"),
+                "and nothing averages the gradients: wrap the model in DDP, and "
+                f"{WHOLE.replace('its', SCALERS)}"),
         Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
         Mistake("new weights", edits={LOAD_MODEL: "pass"},
                 told="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` before "

@@ -195,7 +195,7 @@ scaled_clip.judge_by(
         Mistake("no scaler", breaks="a `GradScaler`",
                 edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
                 told="nothing skips an update that has overflowed, as a scaler does: scale the "
-                "loss, and step by the scaler"),
+                "loss, and step with `scaler.step(optimizer)`"),
         Mistake("steps without the scaler", edits={STEP: "optimizer.step()"},
                 told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
                 "`scaler.step(optimizer)`, which skips it"),

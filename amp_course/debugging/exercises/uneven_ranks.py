@@ -158,7 +158,7 @@ uneven_ranks.judge_by(
                 "have fewer batches on some rank: agree on it again in each epoch"),
         Mistake("the smallest count of all epochs", edits={
                     EPOCH: f"count = torch.tensor(min(map(len, epochs)))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
-                told="all epochs end with the smallest count of any of them, and some have more "
+                told="every epoch stops after the smallest count of all epochs, and some have more "
                 "batches on both ranks: agree on it again in each epoch"),
         Mistake("repeats batches", breaks="as many of its batches as the rank with the fewest has", edits={
                     REDUCE: REDUCE.replace("MIN", "MAX"),

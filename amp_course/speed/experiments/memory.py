@@ -70,7 +70,7 @@ class FreedMemory(Finding):
         pages = (f"{heap.pages:,.0f}" for heap in (self.usual, self.kept))
         usual, kept = f"with malloc as it is, the system hands out {next(pages)} new pages a step", next(pages)
         if busy := busy_text(self.usual.timing.waited, self.kept.timing.waited):
-            return sentence(f"{usual}; told to keep its memory, {kept}", f"what they cost? {busy}")
+            return sentence(f"{usual}; told to keep its memory, {kept}", f"what do they cost? {busy}")
         return sentence(
             f"{usual}, which take "
             f"{seconds_text(self.usual.pages * self.usual.seconds_per_page)} of its {seconds_text(self.usual.timing.median)}, "

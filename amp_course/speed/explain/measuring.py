@@ -77,7 +77,7 @@ def _count(evidence: Evidence) -> str:
     reads = sum(evidence.reads.values())
     line = evidence.reads.most_common(1)[0][0] if reads else None
     return (
-        f"What was counted holds anyway. Ops in a step: {len(kinds):,}, of which "
+        f"The counts do not depend on that. Ops in a step: {len(kinds):,}, of which "
         f"{kinds.count(MATMUL):,} matmuls and {kinds.count(CAST):,} casts. Tensors cast more than "
         f"once, unchanged: {len(repeated):,}. Values read: {reads:,}{f' ({line})' if line else ''}."
     )
