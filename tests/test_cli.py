@@ -306,4 +306,5 @@ def test_a_terminal_without_the_letters_shows_the_rest(clone: Path) -> None:
         capture_output=True,
     )
     assert done.returncode == 0 and plain.returncode == 0 and plain.stderr == b""
-    assert rb"\xd7" in plain.stdout  # the sign × of "14× the time", or of a memory's size
+    # The sign × of "14× the time"; a machine too busy to time its formats shows none.
+    assert rb"\xd7" in plain.stdout or b"too busy" in plain.stdout

@@ -161,7 +161,7 @@ def draw_roofs(
     axis.set_xlim(LEAST, MOST)
     axis.set_ylim(LEAST * roofline.bandwidth / 60, 4 * top)
     axis.axvspan(LEAST, STRIP_END, color="#f0f0f0", lw=0)
-    axis.text(LEAST * 1.1, 3 * top, strip, fontsize=6.5, color=INK, va="top")
+    axis.text(LEAST * 1.1, 3 * top, strip, fontsize=7, color=INK, va="top")
     for names in same_height(roofline):
         fmt, peak, ridge = names[0], roofline.peak_flops[names[0]], max(roofline.ridge(names[0]), LEAST)
         look: dict[str, Any] = {"color": FORMAT_COLOURS[fmt], "ls": FORMAT_LINES[fmt]}
