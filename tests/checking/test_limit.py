@@ -489,9 +489,9 @@ def late():
     while True:
         time.sleep(0.01)
 
-assert limit._by_watchdog(limit._Clock(9, 1), lambda: 3) == 3
+assert limit._by_watchdog(limit._Clock(9, 1, limit._thread_clock()), lambda: 3) == 3
 try:
-    limit._by_watchdog(limit._Clock(0.1, 1), late)
+    limit._by_watchdog(limit._Clock(0.1, 1, limit._thread_clock()), late)
 except limit.TimeUp:
     print("time up")
 seen = []
