@@ -302,7 +302,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from amp_course.debugging.doctor.command import examine
+    from amp_course.doctor.command import examine
 
     return examine(
         args.script, args.args, as_json=args.json, html=args.html, force=args.force, steps=args.steps, seconds=args.timeout,

@@ -24,7 +24,7 @@ LACKING = [
 # What the parts of tools/on_gpu.sh import
 PARTS = [
     "amp_course.cli",
-    "amp_course.debugging.doctor.command",
+    "amp_course.doctor.command",
     "amp_course.speed.bench.command",
     "amp_course.speed.explain",
     "benchmarks.gpu",

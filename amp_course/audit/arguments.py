@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from amp_course.audit.calling import takes
-from amp_course.audit.record import Training
+from amp_course.watching.calling import takes
+from amp_course.watching.records import Training
 
 
 def check_numbers(accumulate: Any, **numbers: Any) -> None:

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 
 from amp_course.audit.arguments import as_training, check_numbers, several
-from amp_course.audit.calling import BatchError, size_of, taken
 from amp_course.audit.experiments import Experiments
-from amp_course.audit.faults import BEHAVIOURS
-from amp_course.audit.findings import Audit, finding, ordered
 from amp_course.audit.gradient_experiments import GradientExperiments
 from amp_course.audit.protocol import Protocol
-from amp_course.audit.record import Training
-from amp_course.audit.rules.given import check_given
 from amp_course.audit.runner import Runner
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
+from amp_course.diagnosis.findings import Audit, finding, ordered
+from amp_course.diagnosis.rules.given import check_given
+from amp_course.diagnosis.step_faults import BEHAVIOURS
+from amp_course.watching.calling import BatchError, size_of, taken
+from amp_course.watching.records import Training
 
 _MOST_OF_A_GROUP = 256  # micro-batches, if batches have to be used again
 _GROUPS = 4  # groups of micro-batches that are read, at most

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from amp_course.audit.findings import Finding, finding
 from amp_course.audit.gradient_experiments import GradientExperiments
 from amp_course.audit.overflow import check_overflow, check_scale_growth
 from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
-from amp_course.audit.record import Region, Update
-from amp_course.audit.rules.calls import (
+from amp_course.audit.runner import PATIENCE, Runner
+from amp_course.checking.limit import TimeUp
+from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.rules.calls import (
     check_clearing,
     check_passes,
     check_precision,
@@ -21,10 +22,9 @@ from amp_course.audit.rules.calls import (
     never_stepped,
     without_gradients,
 )
-from amp_course.audit.rules.exceptions import check_error
-from amp_course.audit.rules.given import check_strangers
-from amp_course.audit.runner import PATIENCE, Runner
-from amp_course.checking.limit import TimeUp
+from amp_course.diagnosis.rules.exceptions import check_error
+from amp_course.diagnosis.rules.given import check_strangers
+from amp_course.watching.records import Region, Update
 
 
 @dataclass

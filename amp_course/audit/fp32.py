@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.audit.compare import CLOSE, along, mixture, near
-from amp_course.audit.findings import Finding, finding
 from amp_course.audit.protocol import Protocol
-from amp_course.audit.record import Meddling, Update
 from amp_course.audit.reference import reference
-from amp_course.audit.rules.calls import Used, steps_of
-from amp_course.audit.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
 from amp_course.audit.runner import Runner
 from amp_course.checking.limit import TimeUp, within
+from amp_course.diagnosis.compare import CLOSE, along, mixture, near
+from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
+from amp_course.watching.records import Meddling, Update
+from amp_course.watching.uses import Used, steps_of
 
 _SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
 _IF_IT_ENDED_EARLY = (

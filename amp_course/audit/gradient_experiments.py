@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from amp_course.audit.compare import along, near
-from amp_course.audit.findings import Finding, finding
 from amp_course.audit.fp32 import AgainstFp32
 from amp_course.audit.protocol import Over, Protocol
-from amp_course.audit.record import Meddling, Update
-from amp_course.audit.rules.calls import in_fp16_unscaled
-from amp_course.audit.rules.exceptions import described
-from amp_course.audit.rules.gradients import (
+from amp_course.audit.runner import Runner
+from amp_course.diagnosis.compare import along, near
+from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.rules.calls import in_fp16_unscaled
+from amp_course.diagnosis.rules.exceptions import described
+from amp_course.diagnosis.rules.gradients import (
     Pair,
     arrived,
     arrived_for_masters,
@@ -26,8 +26,8 @@ from amp_course.audit.rules.gradients import (
     first_use,
     tolerance_for,
 )
-from amp_course.audit.rules.stress import check_clipping, check_early_clipping
-from amp_course.audit.runner import Runner
+from amp_course.diagnosis.rules.stress import check_clipping, check_early_clipping
+from amp_course.watching.records import Meddling, Update
 
 _RATIO = 4.0  # between two loss scales: few more gradients underflow at the lower one
 _FAR = 1000.0  # how far above max_norm gradients are brought to see clipping

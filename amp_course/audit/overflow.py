@@ -7,11 +7,11 @@ from collections.abc import Collection
 
 import torch
 
-from amp_course.audit.findings import finding
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
-from amp_course.audit.record import Meddling, Update
-from amp_course.audit.rules.exceptions import check_error
-from amp_course.audit.rules.stress import (
+from amp_course.audit.runner import Runner
+from amp_course.diagnosis.findings import finding
+from amp_course.diagnosis.rules.exceptions import check_error
+from amp_course.diagnosis.rules.stress import (
     check_growth,
     check_kept,
     check_skipping,
@@ -20,7 +20,7 @@ from amp_course.audit.rules.stress import (
     leaky_check,
     poisoned_pass,
 )
-from amp_course.audit.runner import Runner
+from amp_course.watching.records import Meddling, Update
 
 _USED_UP = "the optimizer uses each gradient up during `backward()`, so no inf could be put into one"
 _ALONE = 4  # of more optimizers only all at once get an inf

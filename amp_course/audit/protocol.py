@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from amp_course.audit.findings import Finding
+from amp_course.diagnosis.findings import Finding
 
 # After one of these nothing else is judged: it would be the same fault under another name.
 STEPS_WRONG = {"stepped-twice", "stepped-every-micro-batch", "cleared-before-step"}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.audit.calling import arguments_for, cloned
-from amp_course.audit.record import Gradient, Training
+from amp_course.watching.calling import arguments_for, cloned
+from amp_course.watching.records import Gradient, Training
 
 
 class BadLoss(Exception):

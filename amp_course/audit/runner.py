@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from amp_course.audit.calling import BatchError, arguments_for, cloned, fitting_ways, lengths_of, size_of
-from amp_course.audit.observer import Observer
-from amp_course.audit.record import Meddling, Region, Training, Update
 from amp_course.audit.reference import BadLoss, reference
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.sandbox import sandbox
+from amp_course.watching.calling import BatchError, arguments_for, cloned, fitting_ways, lengths_of, size_of
+from amp_course.watching.observer import Observer
+from amp_course.watching.records import Meddling, Region, Training, Update
 
 PATIENCE = 8  # groups of batches in which every optimizer has to step at least once
 _LOWEST = 2.0**-20  # the loss scale at which a step that still overflows is given up

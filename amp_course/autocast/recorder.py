@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.autocast.call_stack import Caller, marked, recorded_calls
 from amp_course.autocast.isolation import without_device
-from amp_course.autocast.records import ROOT, Call, Phase, dtypes, tensors_in
+from amp_course.autocast.records import ROOT, Call, Phase, dtypes
+from amp_course.kit.tensors import tensors_in
 
 
 @dataclass(frozen=True)

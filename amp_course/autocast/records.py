@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
-from amp_course.bits.formats import FORMATS
 
 ROOT, LOSS = "(model)", "(loss)"  # the module path of the model itself, and of the loss that came with it
 Phase = Literal["forward", "backward"]
 CastBy = Literal["", "autocast", "model", "op", "gradient"]
-_NAMES = {fmt.dtype: fmt.name for fmt in FORMATS if fmt.dtype is not None and fmt.name != "tf32"}
 
 
 @dataclass(frozen=True)
@@ -131,15 +127,6 @@ class Record:
         return any(op.phase == "backward" for op in self.ops)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an output, however it is packed: tuples, dicts, dataclasses, None."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from tensors_in([getattr(leaf, one.name) for one in fields(leaf)])
-
-
 def dtypes(tensors: Iterable[Tensor]) -> tuple[torch.dtype, ...]:
     """Return the dtype of each tensor, in order."""
     return tuple(tensor.dtype for tensor in tensors)
@@ -148,11 +135,6 @@ def dtypes(tensors: Iterable[Tensor]) -> tuple[torch.dtype, ...]:
 def floats(found: Iterator[torch.dtype]) -> tuple[torch.dtype, ...]:
     """Return the float and complex dtypes among some, each once, in order."""
     return tuple(dict.fromkeys(dtype for dtype in found if dtype.is_floating_point or dtype.is_complex))
-
-
-def short(dtype: torch.dtype) -> str:
-    """Name a dtype as the course does: torch.bfloat16 → "bf16", torch.int64 → "int64"."""
-    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def module_rows(calls: Iterable[Call], ops: Iterable[Op], kind_of_root: str) -> tuple[ModuleRow, ...]:

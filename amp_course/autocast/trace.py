@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from amp_course.autocast.casts import ops_of
-from amp_course.autocast.compiled import COMPILED, is_compiled, uncompiled, uncompiled_run
 from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, restored
 from amp_course.autocast.recorder import Recorder
-from amp_course.autocast.records import LOSS, Record, dtypes, module_rows, tensors_in
+from amp_course.autocast.records import LOSS, Record, dtypes, module_rows
 from amp_course.autocast.region import check_region, is_fake, region, stage
+from amp_course.kit.compiled import COMPILED, is_compiled, uncompiled, uncompiled_run
+from amp_course.kit.tensors import tensors_in
 
 
 class TraceError(RuntimeError):

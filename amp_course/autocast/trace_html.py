@@ -7,10 +7,11 @@ from html import escape
 
 import torch
 
-from amp_course.autocast.records import ModuleRow, Op, Phase, Record, short
+from amp_course.autocast.records import ModuleRow, Op, Phase, Record
 from amp_course.kit.style import FORMAT_COLOURS
 from amp_course.kit.svg import FAINT, GRID, INK
 from amp_course.kit.table import text_table
+from amp_course.kit.tensors import short
 
 _CELL = "text-align:left;padding:2px 9px 2px 0;vertical-align:top;white-space:nowrap"
 _MOST_OPS = 60  # that are listed of one module

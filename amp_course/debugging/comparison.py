@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from amp_course.autocast.records import tensors_in
 from amp_course.debugging.nonfinite import first_nonfinite
 from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
 from amp_course.kit.table import html_table, text_table
+from amp_course.kit.tensors import tensors_in
 from amp_course.speed.experiments.in_turn import Comparison as Timed
 from amp_course.speed.experiments.in_turn import compare
 

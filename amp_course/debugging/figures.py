@@ -10,12 +10,12 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from amp_course.autocast.records import short
 from amp_course.debugging.ranges import RangeWatch, Reading
-from amp_course.debugging.ranges.readings import Kind
 from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.style import FAINT, INK, new_figure, title
 from amp_course.kit.svg import is_pale
+from amp_course.kit.tensors import short
+from amp_course.watching.readings import Kind
 
 _MOST_NAMES = 40
 _SIGNS = {"x": "×", "o": "•", "_": "–", "|": "|"}  # marker of matplotlib → as the legend writes it

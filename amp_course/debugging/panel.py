@@ -13,9 +13,9 @@ from amp_course.debugging.dying import DyingRun, record_dying_run
 from amp_course.debugging.figures import no_weather_figure, weather_figure
 from amp_course.debugging.panel_html import weather_view
 from amp_course.debugging.ranges import Reading
-from amp_course.debugging.ranges.readings import KINDS, Kind
 from amp_course.debugging.weather import weather_of
 from amp_course.kit.panel import WIDE, Panel
+from amp_course.watching.readings import KINDS, Kind
 
 _NARROW = widgets.Layout(width="27em", max_width="100%")
 _LONG = widgets.Layout(width="56em", max_width="100%")  # a slider of some fifty steps

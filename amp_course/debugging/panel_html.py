@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from amp_course.autocast.records import short
 from amp_course.bits.numerals import raised
 from amp_course.debugging.dying import DyingRun
 from amp_course.debugging.ranges import Reading
-from amp_course.debugging.ranges.readings import Kind
 from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, polyline, swatch, text
+from amp_course.kit.tensors import short
+from amp_course.watching.readings import Kind
 
 Found = Mapping[str, Sequence[Reading]]  # readings by module, as `RangeWatch.of` returns them
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from amp_course.audit.calling import cloned
-from amp_course.autocast.compiled import uncompiled, uncompiled_run
+from amp_course.kit.compiled import uncompiled, uncompiled_run
 from amp_course.kit.markup import inline_html
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.table import html_table, text_table
+from amp_course.watching.calling import cloned
 
 WAYS = ("fp64", "fp32", "amp_bf16", "amp_fp16")
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from amp_course.audit.arguments import several
-from amp_course.audit.calling import arguments_for, cloned
 from amp_course.audit.snapshot import Snapshot
-from amp_course.autocast.records import tensors_in
 from amp_course.checking.sandbox import sandbox
+from amp_course.kit.tensors import tensors_in
+from amp_course.watching.calling import arguments_for, cloned
 
 
 @dataclass(frozen=True)

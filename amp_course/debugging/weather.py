@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from amp_course.debugging.ranges.readings import Reading
+from amp_course.watching.readings import Reading
 
 # From cold to hot: what to call it, its colour, and the mark that is the second cue.
 WEATHER = (

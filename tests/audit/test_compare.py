@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_course.audit.compare import along, mixture, near
+from amp_course.diagnosis.compare import along, mixture, near
 
 
 @given(st.integers(0, 2**31), st.floats(0.01, 100))

@@ -62,7 +62,7 @@ def test_an_optimizer_that_calls_its_base_class_steps_once() -> None:
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 def test_a_sample_of_a_large_models_gradient_accuses_nobody(norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_course.audit.record._MOST", 64)
+    monkeypatch.setattr("amp_course.watching.records._MOST", 64)
     parts = Parts(width=64)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -77,7 +77,7 @@ def test_a_sample_of_a_large_models_gradient_accuses_nobody(norm: float, monkeyp
 
 
 def test_a_scale_by_hand_is_measured_on_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_course.audit.record._MOST", 64)
+    monkeypatch.setattr("amp_course.watching.records._MOST", 64)
     parts = Parts(width=64)
 
     def step(x: Tensor, y: Tensor) -> None:

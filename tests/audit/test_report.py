@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from amp_course.audit import FAULTS, Audit, audit
-from amp_course.audit.faults import BEHAVIOURS
-from amp_course.audit.findings import finding, ordered
+from amp_course.diagnosis.findings import finding, ordered
+from amp_course.diagnosis.step_faults import BEHAVIOURS
 from tests.audit.cases import BROKEN, audited
 from tests.audit.scenes import RIGHT, Scene
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from amp_course.autocast import TraceError, is_fake, trace
 from amp_course.autocast.isolation import _get, moved_copy
-from amp_course.autocast.records import short
 from amp_course.autocast.trace_html import panel_html
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
+from amp_course.kit.tensors import short
 from tests.autocast.test_chapter import Product
 
 DTYPES = [torch.bfloat16, torch.float16]

@@ -9,7 +9,7 @@ from torch import nn
 
 from amp_course.debugging.dying import DyingRun
 from amp_course.debugging.ranges import Reading, watch_ranges
-from amp_course.debugging.ranges.readings import Kind
+from amp_course.watching.readings import Kind
 
 
 def reading(number: int, module: str, largest: float, kind: Kind = "activation", lost: float = 0.0) -> Reading:

@@ -10,7 +10,7 @@ import torch
 
 from amp_course.debugging.dying import STEPS_AFTER_DEATH, DyingRun, record_dying_run, start_dying_run
 from amp_course.debugging.ranges import watch_ranges
-from amp_course.debugging.ranges.readings import KINDS
+from amp_course.watching.readings import KINDS
 
 ANY = watch_ranges(torch.nn.Linear(1, 1))
 

@@ -10,7 +10,7 @@ import pytest
 from amp_course.debugging import panel as module
 from amp_course.debugging.panel import RangeWeather
 from amp_course.debugging.panel_html import weather_view
-from amp_course.debugging.ranges.readings import KINDS
+from amp_course.watching.readings import KINDS
 from tests.debugging.runs import dying, living, made_run, reading
 
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from amp_course.audit import Audit, Finding
-from amp_course.audit.faults import BEHAVIOURS
-from amp_course.audit.findings import finding
+from amp_course.diagnosis.findings import finding
+from amp_course.diagnosis.step_faults import BEHAVIOURS
 from amp_course.patterns.workbench import Line, Switches, judgements, marked_lines, source_of, workbench_view
 from amp_course.patterns.workbench.page import headline
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.audit.record import Region
-from amp_course.audit.scene import Scene
 from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, alike, call_answer, read_number, show_value
 from amp_course.kit.dtypes import dtype_name
+from amp_course.watching.records import Region
+from amp_course.watching.scene import Scene
 
 end_region = Exercise(
     chapter="autocast", name="end_region", number=3, title="End the region in time", difficulty=2, importance=5, minutes=8,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_course.debugging.clinic import patients
-from amp_course.debugging.doctor import Diagnosis, examine_script
-from amp_course.debugging.doctor.forking import ForkServer, fork_servers
+from amp_course.doctor import Diagnosis, examine_script
+from amp_course.doctor.forking import ForkServer, fork_servers
 from amp_course.kit.table import html_table, text_table
 
 # The patients in the order of the exercises → what the doctor calls the cause.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.anomaly_warmup import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
+from amp_course.watching.scene import flat
 
 anomaly_warmup = Exercise(
     chapter="debugging", name="anomaly_warmup", number=7, title="NaN in the first step", difficulty=2, importance=4, minutes=6,

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.bf16_updates import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
+from amp_course.watching.scene import flat
 
 bf16_updates = Exercise(
     chapter="debugging", name="bf16_updates", number=11, title="A loss that barely moves in bf16", difficulty=2, importance=5,

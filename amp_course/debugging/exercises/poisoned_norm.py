@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.poisoned_norm import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
+from amp_course.watching.scene import flat
 
 poisoned_norm = Exercise(
     chapter="debugging", name="poisoned_norm", number=13, title="Fine in training, NaN in evaluation", difficulty=3, importance=4,

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.ranks_differ import resume as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, UNNAMED, describe_cause, read_losses
 from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.watching.scene import flat
 
 ranks_differ = Exercise(
     chapter="debugging", name="ranks_differ", number=6, title="The ranks drift apart", difficulty=3, importance=5, minutes=8,

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from amp_course.audit.arguments import several
-from amp_course.audit.calling import arguments_for, cloned
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.debugging.nonfinite.report import Nonfinite
-from amp_course.debugging.nonfinite.watch import Watch
+from amp_course.diagnosis.nonfinite import Nonfinite
+from amp_course.watching.calling import arguments_for, cloned
+from amp_course.watching.ops import Watch
 
 
 def first_nonfinite(

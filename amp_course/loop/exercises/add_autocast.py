@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.audit.scene import Scene
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.watching.scene import Scene
 
 add_autocast = Exercise(
     chapter="loop", name="add_autocast", number=2, title="Add autocast", difficulty=1, importance=5, minutes=5, lines=6,

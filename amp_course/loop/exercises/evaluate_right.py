@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, show_value
+from amp_course.watching.scene import flat
 
 evaluate_right = Exercise(
     chapter="loop", name="evaluate_right", number=6, title="Evaluate under autocast", difficulty=3, importance=4, minutes=10,

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, read_number, read_pair
 from amp_course.loop.exercises.add_autocast import COUNT, SAID
+from amp_course.watching.scene import flat
 
 log_scale = Exercise(
     chapter="loop", name="log_scale", number=4, title="Log the scale and the skipped steps", difficulty=3, importance=4,

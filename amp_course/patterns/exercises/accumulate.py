@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.audit.scene import Scene, flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.watching.scene import Scene, flat
 
 accumulate = Exercise(
     chapter="patterns", name="accumulate", number=1, title="Accumulate unequal micro-batches", difficulty=3, importance=5,

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.audit.observer import Observer
-from amp_course.audit.record import Training
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.watching.observer import Observer
+from amp_course.watching.records import Training
+from amp_course.watching.scene import flat
 
 clip_both = Exercise(
     chapter="patterns", name="clip_both", number=9, title="One norm over two optimizers", difficulty=4, importance=3, minutes=10,

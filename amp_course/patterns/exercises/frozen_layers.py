@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_tensor
 from amp_course.kit.dtypes import dtype_name
+from amp_course.watching.scene import flat
 
 frozen_layers = Exercise(
     chapter="patterns", name="frozen_layers", number=8, title="Half frozen", difficulty=3, importance=4, minutes=15, lines=14,

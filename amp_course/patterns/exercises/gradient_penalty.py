@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.scene import Scene
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, show_number
 from amp_course.patterns.exercises.accumulate import SAID
+from amp_course.watching.scene import Scene
 
 gradient_penalty = Exercise(
     chapter="patterns", name="gradient_penalty", number=3, title="A gradient penalty", difficulty=4, importance=3, minutes=15,

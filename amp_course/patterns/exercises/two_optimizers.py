@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.observer import Observer
-from amp_course.audit.record import Training
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer
 from amp_course.kit.dtypes import dtype_name
+from amp_course.watching.observer import Observer
+from amp_course.watching.records import Training
+from amp_course.watching.scene import flat
 
 two_optimizers = Exercise(
     chapter="patterns", name="two_optimizers", number=2, title="Two losses, two optimizers, one scaler", difficulty=3,

@@ -7,8 +7,8 @@ from difflib import SequenceMatcher
 from html import escape
 from typing import Literal, NamedTuple
 
-from amp_course.audit.faults import BEHAVIOURS
-from amp_course.audit.findings import Audit, finding_html
+from amp_course.diagnosis.findings import Audit, finding_html
+from amp_course.diagnosis.step_faults import BEHAVIOURS
 from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK
 

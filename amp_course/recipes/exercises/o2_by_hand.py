@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, show_value
+from amp_course.watching.scene import flat
 
 o2_by_hand = Exercise(
     chapter="recipes", name="o2_by_hand", number=1, title="O2 by hand", difficulty=4, importance=4, minutes=20, lines=18,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from amp_course.audit.scene import flat
+from amp_course.watching.scene import flat
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
 from amp_course.scaler.exercises._shared import gradients, watch_steps
+from amp_course.watching.scene import flat
 
 clip_scaled = Exercise(
     chapter="scaler", name="clip_scaled", number=5, title="Clip under a scaler", difficulty=2, importance=5, minutes=8,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_number, read_tensor
 from amp_course.scaler.exercises._shared import gradients, watch_steps
+from amp_course.watching.scene import flat
 
 scaler_class = Exercise(
     chapter="scaler", name="scaler_class", number=4, title="The whole scaler", difficulty=4, importance=5, minutes=25,

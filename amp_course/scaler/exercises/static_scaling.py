@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.scene import Scene, flat
 from amp_course.checking import Exercise, Mistake, Turn, call_answer
 from amp_course.scaler.exercises._shared import watch_steps
+from amp_course.watching.scene import Scene, flat
 
 static_scaling = Exercise(
     chapter="scaler", name="static_scaling", number=1, title="A fixed loss scale", difficulty=2, importance=5, minutes=10,

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
-from amp_course.audit.scene import flat
 from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number
 from amp_course.kit.dtypes import dtype_name
 from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
 from amp_course.speed.exercises.host_reads import HostReads
+from amp_course.watching.scene import flat
 
 make_fast = Exercise(
     chapter="speed", name="make_fast", number=6, title="Make a slow step fast", difficulty=4, importance=5, minutes=20, lines=13,

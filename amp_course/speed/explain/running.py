@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from amp_course.audit.calling import BatchError, arguments_for
 from amp_course.checking.limit import TimeUp, within
 from amp_course.speed.explain.recording import DATA, Stretch
+from amp_course.watching.calling import BatchError, arguments_for
 
 
 class StepFailed(RuntimeError):

@@ -1,0 +1,113 @@
+"""What `first_nonfinite` found, as objects and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amp_course.kit.table import text_table
+from amp_course.watching.births import Birth, Sink
+
+if TYPE_CHECKING:
+    from amp_course.watching.ops import Watch
+
+
+COMPILED = (
+    "Compiled parts ran uncompiled here. A compiled program fuses ops and rounds elsewhere, so it may overflow where this did "
+    "not."
+)
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """Every op that made inf or NaN from finite numbers, in the order in which they ran.
+
+    births:  these ops
+    arrived: where something that is not finite was seen: (kind, name)
+    given:   what held inf or NaN before the step began: a weight, a buffer, the data
+    steps:   how many ran
+    error:   what the step raised, if it did
+    """
+
+    births: tuple[Birth, ...]
+    arrived: tuple[tuple[Sink, str], ...]
+    given: tuple[str, ...]
+    steps: int
+    error: BaseException | None = None
+    compiled: bool = False
+
+    @classmethod
+    def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
+        """Make one of what a watch has seen."""
+        return cls(tuple(watch.births), tuple(watch.arrived), tuple(watch.given), watch.step, error, watch.compiled())
+
+    @property
+    def first(self) -> Birth | None:
+        """The op that made the first inf or NaN that did harm; None if none did."""
+        harmful = [birth for birth in self.births if birth.harmful]
+        roots = {root.number: root for birth in harmful for root in birth.roots()}
+        return roots[min(roots)] if roots else None
+
+    def reached(self, birth: Birth) -> tuple[tuple[Sink, str], ...]:
+        """Return where a birth arrived, or what came of it: (kind, name), in the order in which that was seen."""
+        places = [place for one in self.births if birth in one.roots() for place in one.reached]
+        return tuple(dict.fromkeys(places))
+
+    @property
+    def caught(self) -> tuple[Birth, ...]:
+        """Those that only a GradScaler met, which skips the step and lowers its scale: normal while it warms up."""
+        return tuple(birth for birth in self.births if birth.reached and not birth.harmful)
+
+    @property
+    def buried(self) -> tuple[Birth, ...]:
+        """Those that came to nothing: masked, clamped, thrown away."""
+        causes = {root.number for birth in self.births if birth.reached for root in birth.roots()}
+        return tuple(one for one in self.births if not one.reached and not one.meant and one.number not in causes)
+
+    def __bool__(self) -> bool:
+        """Whether an inf or NaN did harm."""
+        return self.first is not None or bool(self.given)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        ran = f"{self.steps} step{'s' * (self.steps > 1)}"
+        lines = []
+        if self.given:
+            lines.append(f"There was inf or NaN before the step began, in {', '.join(self.given)}.")
+        first = self.first
+        if first is not None:
+            lines += _told(first, self.reached(first))
+        elif not self.given:
+            lines.append(f"No inf or NaN did harm in {ran}.")
+        if self.caught:
+            lines.append(
+                f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} ended at the GradScaler, which skips such a step "
+                "and lowers its scale. That is normal while it looks for its scale."
+            )
+        if self.buried:
+            lines.append("Made, and gone again without harm: " + "; ".join(map(str, self.buried[:3])) + ".")
+        if self.compiled:
+            lines.append(COMPILED)
+        return lines
+
+
+def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> list[str]:
+    lines = [f"Step {birth.step}, {birth.phase}: {birth}."]
+    if birth.line is not None:
+        lines.append(f"  It is called in {birth.line}.")
+    if birth.forward is not None:
+        lines.append(f"  It belongs to the forward op in {birth.forward}.")
+    if birth.tensor:
+        lines.append(f"  It writes to {birth.tensor}.")
+    if reached:
+        where = [name if kind in ("loss", "output", "scaler") else f"the {kind} of {name}" if kind == "gradient" else
+                 f"the {kind} {name}" for kind, name in reached]  # fmt: skip
+        lines.append(f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}.")
+    if birth.before:
+        rows = [["op", "in", "phase", "dtype", "largest"]]
+        rows += [[f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in birth.before]
+        lines += ["", "What ran before:", text_table(rows, right=["largest"])]
+    return lines

@@ -1,0 +1,78 @@
+"""Say what an exception that ended a training means."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from amp_course.checking.explain import short
+from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.rules.exceptions import check_error
+from amp_course.watching.births import Birth
+from amp_course.watching.records import Training, Update
+
+_FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
+
+
+def described(error: BaseException) -> str:
+    """Put an exception on a line, with the line of the reader's code that it came from."""
+    message = " ".join(str(error).split())
+    text = short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 300)
+    return f"{text}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    here = (os.path.dirname(os.path.dirname(os.path.dirname(__file__))), torch.__path__[0])
+    frames = [
+        one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((*here, "<frozen"))
+    ]
+    own = [one for one in frames if "site-packages" not in one.filename and "runpy" not in one.filename]
+    if not own:
+        return ""
+    return f" (line {own[-1].lineno} of {os.path.basename(own[-1].filename)}, `{own[-1].line}`)"
+
+
+def name_error(
+    error: BaseException,
+    updates: Sequence[Update],
+    training: Training | None,
+    scalers: Sequence[Any],
+    births: Sequence[Birth],
+) -> Iterator[Finding]:
+    """Yield what an exception means in a training."""
+    message, said = " ".join(str(error).split()), described(error)
+    if "mix of the legacy and new APIs" in message or ("TF32" in message and "legacy" in message):
+        yield finding("tf32-settings-mixed", torch_says=said)
+        return
+    anomaly = "returned nan values" in message
+    if anomaly and any(one.is_enabled() for one in scalers) and not any(_before_backward(one) for one in births):
+        yield finding("anomaly-mode-meets-scaler", torch_says=said, loss_scale=max(one.get_scale() for one in scalers))
+        return
+    if training is None or not updates:
+        return
+    found = check_error(updates, training, 1)
+    if anomaly:
+        return  # the values tell
+    yield finding("script-raises", f"the script raised {said}") if found.name == "step-raises" else found
+
+
+def _before_backward(birth: Birth) -> bool:
+    return birth.phase != "backward" and birth.harmful
+
+
+def swallowed(raised: Sequence[BaseException]) -> Finding:
+    """Make the finding of exceptions that the script catches in each step."""
+    return finding("swallowed-exception", raised=len(raised), the_first=described(raised[0]))
+
+
+def often_swallowed(raised: Sequence[str], updates: int) -> Iterator[Finding]:
+    """Yield the finding of exceptions that the script catches in some of its steps, if that happens again and again."""
+    steps = updates + len(raised)
+    if len(raised) >= _FEW and len(raised) >= _RARE * steps:
+        cause = "in some steps an exception is raised and caught, and nothing is learnt from their batches"
+        yield finding("swallowed-exception", cause, raised=f"in {len(raised)} of {steps} steps", the_first=raised[0])

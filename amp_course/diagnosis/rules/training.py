@@ -1,0 +1,92 @@
+"""Judge a whole training by what was counted on the way: modes, weights, lost updates, buried overflows, reads of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+
+from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.findings import Finding
+from amp_course.watching.buried import Buried
+from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.ranges import RangeWatch
+from amp_course.watching.twins import LostUpdates
+
+_SURE = 3  # updates in a row with weights in no optimizer
+_LONG = 5  # updates in a row in evaluation mode
+_OFTEN = 0.5  # of the updates
+_FEWEST_STEPS = 4  # of weights in 16 bits: without as many, nothing is said
+_LOST = 0.5  # they move less than half as far as their twins
+_WRONG = 0.5  # of the norm of what fp32 gives
+_HEADROOM = 1.0  # doublings
+
+
+def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
+    """Look for a model that is left in evaluation mode, and an optimizer of weights that were replaced."""
+    if seen.mode_counts and seen.trained and seen.evaluated >= _LONG:
+        yield finding("left-in-evaluation-mode", updates_in_training_mode=seen.trained, and_then=seen.evaluated)
+    if seen.lost >= _SURE:
+        outside, used, old = seen.example
+        yield finding(
+            "optimizer-of-old-weights",
+            weights_that_no_optimizer_holds=f"{outside} of {used}",
+            old_weights_in_it=old,
+            updates=seen.lost,
+        )
+
+
+def advise_modules(seen: ModulesSeen, *, wrapped: bool) -> Iterator[Finding]:
+    """Yield what may be meant. wrapped: in DDP, where an optimizer may hold a part of the weights."""
+    if seen.mode_counts and not seen.trained and seen.updates >= _LONG:
+        yield finding("trains-in-evaluation-mode", updates=seen.updates)
+    if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
+        outside, used, _ = seen.example
+        yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
+
+
+def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
+    """Look for weights in 16 bits that moved much less than their fp32 twins."""
+    for one in lost:
+        enough = one.steps >= _FEWEST_STEPS and one.wanted and isfinite(one.wanted)
+        if enough and one.moved < _LOST * one.wanted:
+            yield finding(
+                "updates-vanish",
+                weights_in=str(one.dtype)[6:],
+                steps=one.steps,
+                moved=one.moved,
+                would_have_moved_in_fp32=one.wanted,
+                weights_that_never_moved=f"{one.still:.0%}",
+            )
+
+
+def check_buried(buried: Buried) -> Iterator[Finding]:
+    """Look for an overflow that left no trace and made a result wrong."""
+    for path, error in buried.errors.items():
+        birth = buried.births[path]
+        if error > _WRONG:
+            cause = "a value is beyond 65,504, where fp16 ends, and what follows turns the inf into 0: no NaN shows it"
+            place = {"line": str(birth.line)} if birth.line else {}
+            yield finding(
+                "beyond-fp16",
+                cause,
+                op=f"{birth.op} in `{path}`",
+                it_took=", ".join(map(str, birth.took)),
+                **place,
+                result_differs_from_fp32=f"by {error:.0%} of its norm",
+            )
+            return
+
+
+def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:
+    """Yield what costs time on a GPU, and where fp16 is nearly left."""
+    reads = {line: count for line, count in watch.reads.items() if updates and count >= _OFTEN * updates}
+    if reads:
+        most = sorted(reads.items(), key=lambda one: -one[1])[:4]
+        often = ", ".join(f"{line}: {max(round(count / updates), 1)}" for line, count in most)
+        yield finding("host-waits", reads_in_each_update=often)
+    if ranges is not None and watch.matmuls["float16"]:
+        close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
+        if close:
+            one = min(close, key=lambda reading: reading.headroom)
+            yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)

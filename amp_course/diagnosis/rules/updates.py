@@ -1,0 +1,201 @@
+"""Judge a script's updates: two at a time by their calls, as the auditor does, and all together by what their steps used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.rules.calls import (
+    check_clearing,
+    check_passes,
+    check_precision,
+    check_schedule,
+    check_steps,
+    check_updates,
+    in_fp16_unscaled,
+)
+from amp_course.diagnosis.rules.stress import check_skipping
+from amp_course.watching.records import Backward, Call, Step, Training, Update
+from amp_course.watching.script import Summary, Use
+from amp_course.watching.uses import steps_of
+
+_CLOSE = 0.02
+# Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
+_NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
+_ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
+_FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
+
+
+class PairRules:
+    """Judges each update together with the one before, and counts how often each finding comes up."""
+
+    def __init__(self) -> None:
+        self.updates = self.with_steps = 0
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, Finding] = {}
+
+    def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
+        """Judge the last of a script's updates, together with the one before."""
+        last = updates[-1]
+        self.updates += 1
+        self.with_steps += bool(last.steps())
+        found = [*check_passes(last, training)]
+        if len(updates) > 1:
+            accumulate = max(last.calls, 1) if len(training.optimizers) == 1 else 1
+            found += check_precision(updates[0], last, training)
+            found += check_steps(updates, training, 1)
+            found += check_clearing(updates, training)
+            found += _mixed_passes(updates, training)
+            found += check_updates(updates, training, accumulate)
+            found += check_schedule(updates, training, 1) if training.schedulers else ()
+        for number in range(len(training.optimizers)):
+            bad = [one for one in last.steps(number) if not one.gradient.finite]
+            if _forgets_update(last, number):
+                found.append(finding("no-update-after-skip", loss_scale=max(last.scales, default=1.0)))
+            held = [one.before[number] for one in last.backwards[:1]]
+            skipped = len(updates) > 1 and updates[0].called("scaler.step", number) and not updates[0].steps(number)
+            if skipped and any(not one.finite for one in held):
+                found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
+            if bad and last.called("scale") and last.spoilt[number]:
+                found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
+        if summary.uses and in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
+            found.append(finding("fp16-without-scaler"))
+        for one in {one.name: one for one in found if one.name not in _NOT_OF_SCRIPTS}.values():
+            self.counts[one.name] += 1
+            self.first.setdefault(one.name, one)
+
+    def look_at_rest(self, update: Update, training: Training) -> None:
+        """Judge an update that was not completed."""
+        for number in range(len(training.optimizers)):
+            if _forgets_update(update, number):
+                one = finding("no-update-after-skip", loss_scale=max(update.scales, default=1.0))
+                self.counts[one.name] += 1
+                self.first.setdefault(one.name, one)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what came up in most updates; what comes up once may be meant, at the turn of a phase."""
+        for name, one in self.first.items():
+            # The first update has none before it, and one that is skipped shows less than one that is not.
+            if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
+                yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+
+
+def _mixed_passes(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
+    """Look for gradients of a pass that another optimizer's step was made for, added to those of the next pass.
+
+    One who steps less often than the other is let off: it may gather gradients on purpose.
+    """
+    events = [event for update in updates for event in update.events]
+    numbers = range(len(training.optimizers))
+    steps = Counter(one.number for update in updates for one in update.steps())
+    for number in numbers:
+        for used in steps_of(events, number):
+            for part, following in itertools.pairwise(used.parts):
+                between = events[events.index(part) : events.index(following)]
+                others = {one.number for one in between if isinstance(one, Step)} - {number, -1}
+                left = following.before[number].norm
+                if left and any(steps[number] >= steps[other] for other in others) and used.step.number not in others:
+                    cause = (
+                        "the gradients that a backward pass for another optimizer's step left here were not cleared, so they are "
+                        "added to those of the next pass"
+                    )
+                    yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
+                    return
+
+
+def _forgets_update(update: Update, number: int) -> bool:
+    """Tell whether gradients with inf or NaN of a scaled loss were thrown away, and the scaler was not told."""
+    for event, after in itertools.pairwise(one for one in update.events if isinstance(one, (Backward, Call))):
+        arrived = event.arrived.get(number) if isinstance(event, Backward) else None
+        overflowed = arrived is not None and not arrived.finite
+        if overflowed and isinstance(after, Call) and after.name == "scale":
+            later = update.events[update.events.index(after) :]
+            following = next((one for one in later if isinstance(one, Backward)), None)
+            if following is not None and following.before[number].empty:
+                return True
+    return False
+
+
+def _shrunk(use: Use, summary: Summary) -> bool:
+    """Tell whether gradients were divided on their way to the step, by a scale of the script's own perhaps, and not clipped."""
+    clipped = any(use.number in clip.numbers and clip.norm > clip.limit for clip in summary.clips)
+    return not clipped and not math.isclose(use.norm, use.arrived, rel_tol=_CLOSE)
+
+
+def check_summaries(summaries: Sequence[Summary]) -> Iterator[Finding]:
+    """Judge all updates together."""
+    yield from _clipped_while_scaled(summaries)
+    uses = [use for one in summaries for use in one.uses if use.arrived > 0]
+    scaled = [use for use in uses if use.scale is not None and use.scale > 1]
+    still = [
+        use
+        for use in scaled
+        if not use.by_scaler and not use.unscaled and math.isclose(use.norm, use.arrived, rel_tol=_CLOSE)
+    ]
+    if still and 2 * len(still) > len(scaled):
+        one = still[-1]
+        assert one.scale is not None
+        yield finding("still-scaled", norm_at_the_step=one.norm, loss_scale=one.scale)
+    twice = [use for use in scaled if use.scale and math.isclose(use.norm * use.scale**2, use.arrived, rel_tol=_CLOSE)]
+    if twice and 2 * len(twice) > len(scaled):
+        yield finding(
+            "unscaled-twice", norm_at_the_step=twice[-1].norm, true_norm=twice[-1].norm * (twice[-1].scale or 1)
+        )
+    skipped = [one for one in summaries if one.skipped]
+    if len(summaries) >= _FEW and 2 * len(skipped) > len(summaries) and summaries[-1].skipped:
+        low, high = summaries[-1].scales_after, summaries[0].scales
+        evidence = {"first_scale": max(high, default=0.0), "last_scale": max(low, default=0.0)}
+        yield finding("scale-keeps-falling", skipped=f"{len(skipped)} of {len(summaries)} updates", **evidence)
+
+
+def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
+    clips = [(clip, max(one.scales, default=1.0)) for one in summaries for clip in one.clips if clip.scaled]
+    cause = ""
+    if any(clip.scaled != clip.numbers for clip, _ in clips):
+        cause = (
+            "gradients of several optimizers are clipped together, and only some were unscaled: the others still carry the "
+            "loss scale, and so does the norm"
+        )
+    cut = [(clip, scale) for clip, scale in clips if clip.norm > clip.limit and math.isfinite(clip.norm)]
+    fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
+    if cut and 2 * len(cut) > len(clips) and (fixed or all(64 * clip.limit <= scale for clip, scale in cut)):
+        clip, scale = cut[-1]
+        true = {} if cause else {"true_norm": clip.norm / scale, "left_of_the_true_norm": clip.limit / scale}
+        yield finding(
+            "clipped-while-scaled", cause, limit=clip.limit, norm_where_it_was_clipped=clip.norm, loss_scale=scale, **true
+        )  # fmt: skip
+        return
+    # Clipping by hand is seen by its effect alone: what is left, times the scale, is the same number at every scale.
+    by_number: dict[int, list[Use]] = {}
+    for one in summaries:
+        for use in one.uses:
+            if use.scale and use.arrived and use.by_scaler:
+                by_number.setdefault(use.number, []).append(use)
+    for uses in by_number.values():
+        limited = [use for use in uses if use.norm * (use.scale or 1) < 0.5 * use.arrived]
+        left = [use.norm * (use.scale or 1) for use in limited]
+        scales = {use.scale for use in limited}
+        if len(limited) == len(uses) >= 3 and len(scales) > 1 and max(left) <= (1 + _CLOSE) * min(left):
+            yield finding(
+                "clipped-while-scaled", limit=left[-1], true_norm=limited[-1].arrived / (limited[-1].scale or 1),
+                loss_scale=limited[-1].scale or 1.0, left_of_the_true_norm=limited[-1].norm,
+            )  # fmt: skip
+            return
+
+
+def check_stress(
+    plain: Update, poisoned: Update, clean: Update, training: Training, usual_moves: int
+) -> Iterator[Finding]:
+    """Judge an update whose gradients were given an inf, by the one before it and the one after it.
+
+    usual_moves: of schedulers, in an update that is not skipped; a schedule that moves once an epoch has none
+    """
+    for number in range(len(training.optimizers)):
+        yield from check_skipping(poisoned, clean, plain, number)
+    moves = len(poisoned.called("scheduler"))
+    if usual_moves and moves and poisoned.called("scaler.step") and not poisoned.steps():
+        yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)

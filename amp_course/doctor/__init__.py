@@ -1,0 +1,21 @@
+"""The doctor: runs a training step or a whole script, and says what is wrong with it, by what it does and with numbers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amp_course.diagnosis.report import Diagnosis
+    from amp_course.doctor.own_step import doctor
+    from amp_course.doctor.script import examine_script
+
+__all__ = ["Diagnosis", "doctor", "examine_script"]
+_MODULES = {"Diagnosis": "diagnosis.report", "doctor": "doctor.own_step", "examine_script": "doctor.script"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import each public name on demand: the processes of an examined script need none, and would wait half a second."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"amp_course.{_MODULES[name]}"), name)

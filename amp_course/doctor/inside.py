@@ -1,0 +1,90 @@
+"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]`. The doctor starts it."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder: the script's own takes its place
+
+import contextlib
+import functools
+import multiprocessing
+import multiprocessing.process
+import os
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from amp_course.doctor.examination import Examination
+from amp_course.doctor.files import Journal
+
+_examination: Examination | None = None  # of this process
+
+
+def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
+    """Install the examination in this process, and in what it starts by `multiprocessing`."""
+    global _examination
+    examination = _examination = Examination(steps, seconds, folder)
+    if keep:
+        Journal(folder, map(Path, keep.split(os.pathsep))).install()
+    start = multiprocessing.process.BaseProcess.start
+
+    @functools.wraps(start)
+    def started(process: Any) -> None:
+        target = process._target
+        if target is not None and not getattr(target, "__module__", "").startswith("torch.utils.data"):
+            process._target = _Examined(target, steps, seconds, folder, keep)
+        start(process)
+
+    multiprocessing.process.BaseProcess.start = started  # type: ignore[assignment, method-assign]
+    examination.install()
+    return examination
+
+
+class _Examined:
+    """The target of a process, examined there."""
+
+    def __init__(self, target: Callable[..., Any], steps: int, seconds: float, folder: Path, keep: str) -> None:
+        self.target, self.options = target, (steps, seconds, folder, keep)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        examination = _examination or begin(*self.options)  # a fork has it already
+        run(examination, functools.partial(self.target, *args, **kwargs))
+
+
+def run(examination: Examination, program: Callable[[], Any]) -> None:
+    """Run a program to its end or to that of the examination, whichever comes first."""
+    try:
+        program()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        examination.finish("exit", code)
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        examination.finish("error", 1, error)
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith((__file__, "<frozen", runpy.__file__)):
+            frame = frame.tb_next  # the reader's traceback begins with the reader's code
+        raise error.with_traceback(frame) from error.__cause__
+    examination.finish("end")
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script as `python SCRIPT ARGS` does."""
+    folder, steps, seconds, keep, script, *rest = arguments
+    sys.argv = [script, *rest]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    examination = begin(int(steps), float(seconds), Path(folder), keep)
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    run(examination, functools.partial(runpy.run_path, script, run_name="__main__"))
+
+
+if __name__ == "__main__":
+    from amp_course.doctor import inside  # under its own name, so that what is pickled is found again
+
+    inside.main(sys.argv[1:])

@@ -1,0 +1,111 @@
+"""Say in words how a script's run went: the facts of its training, what could not be judged, or why there is nothing to judge."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from amp_course.diagnosis.report import count, listed
+from amp_course.doctor.running import Outcome
+from amp_course.doctor.speed import machine_facts
+
+_GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
+
+
+def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) -> str:
+    """Say why there is nothing to judge, and what to do."""
+    text, code = "\n".join(outcome.lines), outcome.code
+    main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
+    main |= results[0] if results else {}
+    error = main["error"]
+    if "RANK expected" in error or re.search(r"KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'", error):
+        return "It is a script for `torchrun`: say in how many processes the doctor is to start it, `--ranks 2`."
+    if "EOFError" in error:
+        return (
+            "It asks for input from a terminal, and there is none: give what it asks for as an argument, or in a file."
+        )
+    if main["ended"] == "exit" and "usage:" in text:
+        return f"It ended with exit code {code} over its arguments: give them after its name, as you do for `python`."
+    if error and _GPU.search(error) and _no_gpu():
+        return (
+            f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has one, or let it fall back to the "
+            "CPU."
+        )
+    if "ModuleNotFoundError" in error or "ImportError" in error:
+        return f"It could not be imported: {error}. Install what it needs in the environment that runs the doctor."
+    if "FileNotFoundError" in error:
+        return f"It misses a file: {error}. Start the doctor in the folder where you start the script."
+    if error:
+        return f"It raised an exception before an optimizer stepped: {error}."
+    if outcome.late or main["ended"] == "time":
+        what = "took no step of an optimizer" if not main["passes"] else "completed no update"
+        return (
+            f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do before its first step (a "
+            "smaller dataset)."
+        )
+    if main["ended"] == "killed" and code < 0:
+        return (
+            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
+        )
+    if main["ended"] == "exit" and code:
+        return f"It ended on its own with exit code {code}, before it trained."
+    if main.get("by_hand") and not main["passes"]:
+        return (
+            f"It called `torch.autograd.grad` {main['by_hand']} times and made no step of an optimizer: what it does with the "
+            "gradients by hand cannot be judged. `first_nonfinite` and `watch_ranges` work for it, too."
+        )
+    made = f"It made {listed(main['optimizers'])}, and" if main["optimizers"] else "It made no optimizer, and"
+    if main["passes"]:
+        return (
+            f"{made} ran {count(main['passes'], 'backward pass').replace('passs', 'passes')}, but no optimizer stepped."
+        )
+    return f"{made} ran no backward pass: it ended without training. Is the training behind an argument, or in another file?"
+
+
+def _no_gpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what a page begins with, from the results of the processes that train."""
+    if not trained:
+        return
+    one = trained[0]
+    how = {
+        "steps": "as many as asked for", "time": "its time was up", "end": "the script ended", "exit": "the script ended",
+        "error": "the script raised an exception",
+    }[one["ended"]]  # fmt: skip
+    skips = f", {one['skipped']} of them skipped by the scaler" if one["skipped"] else ""
+    yield "updates", f"{one['updates']}{skips} ({how})"
+    if len(trained) > 1:
+        yield "processes", f"{len(trained)} that train"
+    yield "optimizers", listed(dict.fromkeys(one["optimizers"]))
+    yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
+    matmuls = one["matmuls"]
+    total = sum(matmuls.values())
+    if total:
+        yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in sorted(matmuls.items()))
+    scales = [scale[0] for scale in one["scales"] if scale]
+    if scales:
+        yield "loss scale", f"{scales[0]:,g} → {scales[-1]:,g}"
+    if len(one["losses"]) > 1:
+        yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
+    yield from machine_facts(one["device"], matmuls)
+    yield "it ran for", f"{one['seconds']:.0f} s"
+
+
+def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield what could not be judged, and why."""
+    if not trained:
+        return
+    one = trained[0]
+    if one["updates"] < 2:
+        yield "order of the calls", f"it takes two updates, and there was {count(one['updates'], 'update')}"
+    if one["scalers"] and not one["stressed"]:
+        yield "what an overflow would do", "no update with finite gradients was left to put an inf into"
+    if not one["scalers"]:
+        yield "what an overflow would do", "there is no scaler"

@@ -1,0 +1,184 @@
+"""Examine a reader's unchanged training script: run it in a process of its own, and put together what its processes found."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
+from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.report import Diagnosis, finding_of, listed
+from amp_course.doctor.files import put_back
+from amp_course.doctor.forking import ForkServer
+from amp_course.doctor.reasons import facts, not_judged, reason
+from amp_course.doctor.running import Outcome, run_script
+from amp_course.kit.errors import CourseError
+
+STEPS, SECONDS = 100, 120.0
+_SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
+_SHARDED = (
+    "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
+    "whole weights on one process; `first_nonfinite` works on a rank of it, too."
+)
+
+
+def examine_script(
+    script: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    steps: int = STEPS,
+    seconds: float = SECONDS,
+    keep_files: bool = False,
+    threads: int | None = None,
+    again: bool = True,
+    ranks: int = 1,
+    server: ForkServer | None = None,
+) -> Diagnosis:
+    """Run `python script *args` for some updates, and say what is wrong with how it trains.
+
+    steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
+                and the run ends
+    seconds:    after which it ends wherever it is
+    threads:    for the script's ops; None leaves that to torch
+    ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
+    again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
+    server:     forks the script's process, which saves each of several scripts the import of torch
+    keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
+
+    It runs in a process of its own, without a terminal; what it prints is kept apart. Raises CourseError for a file that is
+    missing or is no Python script, ValueError for steps, seconds or ranks below 1.
+    """
+    path = Path(script)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise CourseError(f"{path} {what}: give the path of a Python script.")
+    if path.suffix in (".ipynb", ".sh"):
+        raise CourseError(
+            f"{path.name} is not a Python script: the doctor runs what `python` runs. In a notebook, call "
+            "`doctor(model, train_step, batches)`."
+        )
+    if steps < 1 or seconds < 1 or ranks < 1:
+        raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
+    subject = " ".join([path.name, *args])
+    folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
+    changed: tuple[list[str], list[str]] = ([], [])
+    try:
+        began = time.monotonic()
+        run = functools.partial(
+            run_script, path, args, keep_files=keep_files, threads=threads, ranks=ranks, server=server
+        )
+        outcome = run(steps, seconds, folder)
+        results = _results(folder)
+        short = [
+            one["updates"]
+            for one in results
+            if one.get("scalers") and one["ended"] in ("end", "exit") and not _all_skipped(one)
+        ]
+        left = seconds - (time.monotonic() - began)
+        if again and short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
+            repeated = folder / "again"
+            repeated.mkdir()
+            run(min(short) - _SPARE, left, repeated)
+            results = _with_stress(results, _results(repeated))
+    finally:
+        if not keep_files:
+            changed = put_back(folder)
+            put_back(folder / "again")
+        shutil.rmtree(folder, ignore_errors=True)
+    return _diagnosis(subject, results, outcome, seconds, changed)
+
+
+def _all_skipped(one: dict[str, Any]) -> bool:
+    """Tell whether most updates were skipped: then none with finite gradients is left to put an inf into."""
+    return bool(2 * one["skipped"] > one["updates"] - 2)
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """Read what each process wrote; those that trained come first, in order of rank."""
+    found = [json.loads(path.read_text("utf-8")) for path in folder.glob("result-*.json")]
+    return sorted(found, key=lambda one: (not one.get("passes"), str(one.get("rank"))))
+
+
+def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to the results of a run what an inf did in another run of the same script."""
+    stressed = {one["rank"]: one for one in again if one.get("stressed")}
+    for one in results:
+        other = stressed.get(one.get("rank"))
+        if other and one["passes"]:
+            one["findings"] += [finding for finding in other["findings"] if finding["name"] in UNDER_STRESS]
+            one["stressed"] = True
+    return results
+
+
+def _diagnosis(
+    subject: str,
+    results: list[dict[str, Any]],
+    outcome: Outcome,
+    seconds: float,
+    changed: tuple[list[str], list[str]],
+) -> Diagnosis:
+    broken = [one for one in results if one.get("ended") == "broken"]
+    results = [one for one in results if one.get("ended") != "broken"]
+    trained = [one for one in results if one["passes"]]
+    if any(one["ended"] in ("steps", "time") for one in trained):  # others then fail for want of a partner
+        for one in trained:
+            if one["ended"] == "error":
+                one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
+    found = [finding_of(one) for result in results for one in result["findings"]]
+    found += check_ranks(trained)
+    findings = without_consequences(in_order(found))
+    advice = in_order([finding_of(one) for result in trained for one in result["advice"]])
+    observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
+    if changed[0]:
+        observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
+    if changed[1]:
+        observed.append(
+            f"The script wrote {listed(map(_short, changed[1][:3]))}{' and more' * (len(changed[1]) > 3)}; removed again."
+        )
+    sharded = any(one.get("sharded") for one in results)
+    if sharded:
+        findings = tuple(one for one in findings if one.name != "script-raises")
+    problem = "" if findings or any(one["updates"] for one in trained) else reason(results, outcome, seconds)
+    if sharded and not findings:
+        problem = _SHARDED
+    if broken and not problem and not trained:
+        problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
+    failed = problem or any(one["ended"] == "error" for one in results)
+    return Diagnosis(
+        subject, findings, tuple(one for one in advice if one.name not in {f.name for f in findings}),
+        tuple(facts(trained)), tuple(observed), tuple(not_judged(trained)), problem, outcome.lines if failed else (),
+    )  # fmt: skip
+
+
+def _short(path: str) -> str:
+    return f"`{os.path.relpath(path)}`"
+
+
+def check_ranks(trained: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    """Compare the processes of one training."""
+    if len(trained) < 2 or not all(one["rank"] for one in trained):
+        return
+    ranks = listed(f"rank {one['rank']}" for one in trained)
+    ended = all(one["ended"] in ("end", "exit") for one in trained)
+    counts = [[*one["joined"], *([one["updates"]] if ended else [])] for one in trained]
+    for numbers in zip(*counts, strict=False):
+        if len(set(numbers)) > 1:
+            yield finding("ranks-with-different-counts", updates=f"{listed(map(str, numbers))} on {ranks}")
+            break
+    for number, scales in enumerate(zip(*(one["scales"] for one in trained), strict=False), 1):
+        if len({tuple(one) for one in scales}) > 1:
+            told = listed(f"{one[0]:g}" for one in scales if one)
+            yield finding("ranks-with-different-scales", update=number, loss_scales=f"{told} on {ranks}")
+            break
+    if all(one["wrapped"] for one in trained):
+        for number, sums in enumerate(zip(*(one["digests"] for one in trained), strict=False), 1):
+            if len(set(sums)) > 1:
+                yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}")
+                break

@@ -1,0 +1,120 @@
+"""What a watched training step left behind: where its first inf or NaN came from, what led to it, and where it went."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Literal
+
+from amp_course.watching.values import MINUS_INF, NAN, Values
+
+Phase = Literal["forward", "backward", "recomputation", "optimizer"]
+# Where a value that is not finite does harm.
+Sink = Literal["loss", "output", "gradient", "weight", "buffer", "scaler"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of source code: `file`, and its number from 1."""
+
+    file: str
+    number: int
+
+    @classmethod
+    def of(cls, place: tuple[CodeType, int] | None) -> Line | None:
+        """Make one of a code object and a line number."""
+        return cls(place[0].co_filename, place[1]) if place else None
+
+    @property
+    def source(self) -> str:
+        """The line's text, "" if the file cannot be read any more."""
+        return linecache.getline(self.file, self.number).strip()
+
+    @property
+    def place(self) -> str:
+        """Where it is. Example: → "line 12 of train.py" """
+        cell = "this notebook" if "ipykernel" in self.file or self.file.startswith("<ipython") else ""
+        return f"line {self.number} of {cell or os.path.basename(self.file)}"
+
+    def __str__(self) -> str:
+        """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """
+        return f"{self.place}, `{self.source}`" if self.source else self.place
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One op that ran: what it was, where, and the largest magnitude that it gave.
+
+    op:     "exp", as torch names it; module: path of the module at work, "" outside of any
+    """
+
+    op: str
+    phase: Phase
+    module: str
+    dtype: str
+    largest: float
+
+
+@dataclass(eq=False)
+class Birth:
+    """An op that made inf or NaN from finite numbers, or NaN from an infinity that was meant to be there.
+
+    number:   in the order in which they happened
+    step:     from 1
+    phase:    in which the op ran
+    op:       "exp", as torch names it
+    module:   path of the module at work, "" outside of any; `kind` is its class
+    tensor:   the name of the weight or buffer that the op wrote to, "" for any other
+    made:     what came out
+    took:     what went in, without what the op overwrote
+    line:     the innermost line of code outside torch that called it; None in a backward pass
+    forward:  of an op in a backward pass: the line whose op it belongs to
+    node:     of an op in a backward pass: autograd's name for it, "ExpBackward0"
+    origins:  the infinities that went in, if they were made while watched
+    given:    names of what went in and had them before: a weight, a buffer, or "the data"
+    meant:    a constant of the program, such as a mask's −inf: no fault in itself
+    before:   the ops that ran before it, the last one last
+    reached:  where it, or what came of it, arrived: (kind, name)
+    """
+
+    number: int
+    step: int
+    phase: Phase
+    op: str
+    module: str
+    kind: str
+    tensor: str
+    made: Values
+    took: tuple[Values, ...]
+    line: Line | None
+    forward: Line | None
+    node: str
+    origins: tuple[Birth, ...] = ()
+    given: tuple[str, ...] = ()
+    meant: bool = False
+    before: tuple[Frame, ...] = ()
+    reached: dict[tuple[Sink, str], None] = field(default_factory=dict)
+
+    @property
+    def mild(self) -> bool:
+        """Whether it made nothing but −inf, as `log(0)` does: on purpose, perhaps."""
+        return self.made.holds == {MINUS_INF}
+
+    @property
+    def harmful(self) -> bool:
+        """Whether it reached more than a GradScaler, which skips the step and lowers its scale."""
+        return any(kind != "scaler" for kind, _ in self.reached)
+
+    def roots(self) -> tuple[Birth, ...]:
+        """Return the births without which this one would not have happened; itself if there are none."""
+        causes = [root for origin in self.origins if not origin.meant for root in origin.roots()]
+        return tuple({root.number: root for root in causes}.values()) or (self,)
+
+    def __str__(self) -> str:
+        """Describe it in a line. Example: → "exp in layers.1 made inf from float16 up to 11.9" """
+        where = f" in {self.module}" if self.module else ""
+        what = " and ".join(sorted(self.made.holds, key=lambda kind: (kind == NAN, kind)))
+        took = ", ".join(map(str, self.took)) or "constants"
+        return f"{self.op}{where} made {what} ({self.made.dtype}) from {took}"

@@ -1,0 +1,69 @@
+"""Find overflows that leave no trace: an inf in fp16 that a later op turns into 0, as `x * rsqrt(inf)` does.
+
+An inf that is gone again may be right: the sigmoid of a large number is 1 / (1 + inf). So the module is computed again in fp32,
+and only a result that differs is a fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from amp_course.kit.random_state import same_random_state
+from amp_course.kit.tensors import tensors_in
+from amp_course.watching.births import Birth
+from amp_course.watching.ops import Watch
+from amp_course.watching.values import INF
+
+_MODULES = 3  # that are computed again
+
+
+class Buried:
+    """Modules in which fp16 overflowed and nothing came of it, and how far their results are from those in fp32."""
+
+    def __init__(self) -> None:
+        self.births: dict[str, Birth] = {}
+        self._looked_at = 0
+        self.errors: dict[str, float] = {}  # path of a module → how far its result is from fp32's, in norms of that
+
+    def look_for(self, watch: Watch) -> None:
+        """Let the modules of new overflows be compared when they run next."""
+        births, self._looked_at = watch.births[self._looked_at :], len(watch.births)
+        of_path = {path: module for module, path in watch._paths.items()}
+        for birth in births:
+            fits = birth.phase == "forward" and birth.made.dtype == "float16" and INF in birth.made.holds
+            if not fits or birth.reached or birth.meant or birth.module in self.births:
+                continue
+            module = of_path.get(birth.module)
+            if module is not None and len(self.births) < _MODULES:
+                self.births[birth.module] = birth
+                self._compare(module, birth.module, watch)
+
+    def _compare(self, module: nn.Module, path: str, watch: Watch) -> None:
+        def hook(this: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            handle.remove()
+            with watch.aside(), torch.no_grad(), same_random_state():
+                try:
+                    held = {
+                        name: _float(one.detach()).clone()
+                        for name, one in [*this.named_parameters(), *this.named_buffers()]
+                    }
+                    given, named = pytree.tree_map(_float, (args, kwargs))
+                    with torch.autocast(next(iter(tensors_in(output))).device.type, enabled=False):
+                        wanted = torch.func.functional_call(this, held, given, named)
+                except Exception:  # a module that does not run in fp32 tells nothing
+                    return
+            got, right = (
+                torch.cat([one.detach().double().flatten() for one in tensors_in(both)]) for both in (output, wanted)
+            )
+            with watch.aside():
+                self.errors[path] = float((got - right).norm() / right.norm().clamp_min(1e-300))
+
+        handle = module.register_forward_hook(hook, with_kwargs=True)
+
+
+def _float(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

@@ -1,0 +1,88 @@
+"""Look at the graph of a loss: which ops ran in 16 bits, and whether the loss function did."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_course.watching.records import Graph
+
+LOW_DTYPES = (torch.float16, torch.bfloat16)
+# Loss functions that autocast runs in float32, on CPU and GPU: one that ran in 16 bits ran outside the region.
+# https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
+_LOSSES = {
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "NllLoss": "cross_entropy",
+    "NllLoss2D": "cross_entropy",
+    "MseLoss": "mse_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "SoftMarginLoss": "soft_margin_loss",
+}
+# Ops of hand-written losses that autocast runs in float32 on a GPU (the same page).
+_FP32_OPS = {
+    "Sum": "sum",
+    "Mean": "mean",
+    "Prod": "prod",
+    "Pow": "pow",
+    "Exp": "exp",
+    "Log": "log",
+    "LogSoftmax": "log_softmax",
+    "Softmax": "softmax",
+    "LinalgVectorNorm": "norm",
+    "Norm": "norm",
+}
+_MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
+_MOST = 200_000  # nodes
+
+
+def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collection[Any] = ()) -> Graph:
+    """Walk the graphs of losses that are about to be differentiated.
+
+    region_end: the sequence number of the first node after the last autocast region, if that has ended
+    older:      nodes at which graphs end that were built before
+    """
+    low: set[torch.dtype] = set()
+    losses: list[tuple[str, torch.dtype]] = []
+    late: list[tuple[str, torch.dtype]] = []
+    casts = opaque = False
+    matmuls = 0
+    met: list[Any] = []
+    for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
+        name = node.name()
+        if node in older:
+            met.append(node)
+        dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
+        here = [dtype for dtype in dtypes if dtype in LOW_DTYPES]
+        low.update(here)
+        plain = re.sub(r"Backward\d*$", "", name)
+        if here and plain == "ToCopy":
+            casts = True
+        if here and plain in _LOSSES:
+            losses.append((_LOSSES[plain], here[0]))
+        if here and plain in _FP32_OPS and node._sequence_nr() >= region_end:
+            late.append((_FP32_OPS[plain], here[0]))
+        matmuls += plain in _MATMULS and torch.float32 in dtypes
+        opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met))
+
+
+def next_node() -> int:
+    """Return the sequence number that the next node of this thread's graphs will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _nodes(roots: list[Any]) -> Iterator[Any]:
+    met, waiting = set(roots), list(roots)
+    while waiting and len(met) < _MOST:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in met:
+                met.add(following)
+                waiting.append(following)

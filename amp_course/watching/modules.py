@@ -1,0 +1,65 @@
+"""The modules that a training calls: in which mode they run, and which of their weights no optimizer holds."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from amp_course.watching.records import Training, Update
+
+
+class ModulesSeen:
+    """Say `called` for each call of a module with gradients enabled, and `end_update` after each update."""
+
+    def __init__(self) -> None:
+        self._now: dict[nn.Module, bool] = {}  # called in this update → in training mode at least once
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was seen: the training has a new optimizer."""
+        self.updates = self.trained = self.evaluated = 0  # `evaluated`: in a row, at the end
+        self.mode_counts = False  # some dropout or batch norm was called
+        self.left_out = self.lost = (
+            0  # updates with weights in no optimizer; with an optimizer of old weights, in a row
+        )
+        self.example: tuple[int, int, int] = (0, 0, 0)  # weights without optimizer, all that are used, old weights
+
+    def called(self, module: nn.Module) -> None:
+        """Note that a module is called."""
+        self._now[module] = self._now.get(module, False) or module.training
+
+    def end_update(self, update: Update, training: Training) -> None:
+        """Look at what was called in an update."""
+        called, self._now = self._now, {}
+        self.updates += 1
+        self.mode_counts |= any(_is_of_two_modes(one) for one in called)
+        trained = any(mode for one, mode in called.items() if one._parameters or _is_of_two_modes(one))  # no loss, say
+        self.trained += trained
+        self.evaluated = 0 if trained else self.evaluated + 1
+        used = {id(p): p for one in called for p in one._parameters.values() if p is not None and p.requires_grad}
+        held, given = _held(update, training)
+        outside = [p for key, p in used.items() if key not in held and p.grad is not None]
+        old = [key for key, p in held.items() if p.requires_grad and key not in used and key not in given]
+        copied = any(key in given and key not in used for key in held)  # master copies, say
+        self.left_out += bool(outside) and not copied
+        self.lost = self.lost + 1 if outside and old else 0
+        if outside:
+            self.example = len(outside), len(used), len(old)
+
+
+def _is_of_two_modes(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
+
+
+def _held(update: Update, training: Training) -> tuple[dict[int, Tensor], set[int]]:
+    """Return the weights that the optimizers hold, by id, and the ids of those that got a gradient in an update."""
+    held: dict[int, Tensor] = {}
+    given: set[int] = set()
+    for number in range(len(training.optimizers)):
+        parameters = training.slots[number].parameters
+        held |= {id(p): p for p in parameters}
+        gradients = [one.arrived[number] for one in update.backwards if number in one.arrived]
+        for one in [*gradients, *(step.gradient for step in update.steps(number))]:
+            given |= {id(p) for p, there in zip(parameters, one.present, strict=True) if there}
+    return held, given

@@ -1,0 +1,377 @@
+"""Watch a training step and record what it does: backward passes, calls of scaler and scheduler, steps, in order.
+
+No hook is put on a parameter or a layer, so that nothing of the reader's sees a difference: `torch.autograd.backward`, the
+methods of the scalers' classes, the schedulers' `step` and torch's hook for all optimizers are watched until the observer leaves.
+Two things can be done on purpose once a gradient has been computed: make it larger, and put an inf into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from amp_course.watching.graphs import LOW_DTYPES, look_at, next_node
+from amp_course.watching.meddling import added, enlarge, poison
+from amp_course.watching.records import (
+    Backward,
+    Call,
+    Event,
+    Gradient,
+    Graph,
+    Held,
+    Layout,
+    Meddling,
+    Region,
+    Step,
+    Training,
+    Update,
+)
+
+_SCALER_METHODS = {"scale": "scale", "unscale_": "unscale", "step": "scaler.step", "update": "update"}
+_MISSING = object()
+_COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their own in the graph
+
+
+class Observer:
+    """A context: in `with Observer(training) as observer:` say `observer.next_call(n)` for each batch and run the step.
+
+    graphs:    walk the graphs of losses
+    older:     nodes at which graphs end that were built before
+    update:    what happened, to be read afterwards
+    strangers: enabled scalers that were used and are not among the training's
+    """
+
+    def __init__(
+        self, training: Training, meddling: Meddling | None = None, *, graphs: bool = False, older: Collection[Any] = ()
+    ) -> None:
+        self.training, self.meddling, self.graphs, self._older = training, meddling or Meddling(), graphs, older
+        self.update = Update(training.scales())
+        self.call = 0
+        self.strangers: list[torch.amp.GradScaler] = []
+        self.paused = False  # what the audit itself computes is not written down
+        self._made: list[Any] = []
+        self._inside: list[tuple[str, Any]] = []  # scaler methods that are running
+        self._stepping_now: list[tuple[Any, list[Step]]] = []  # optimizers inside their step, with what was noted of it
+        self._backward_depth = 0
+        self._region_end = math.inf  # the sequence number of the next node at the end of the last autocast region
+        self._differentiable = False  # a pass made a graph of its own: its nodes are no part of what the caller wrote
+        self._stack = ExitStack()
+        self._slot_of = {id(p): n for n, slot in enumerate(training.slots) for p in slot.parameters}
+
+    def __enter__(self) -> Observer:
+        self._start = [[p.detach().clone() for p in slot.parameters] for slot in self.training.slots]
+        self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
+        self._replace(torch.autograd, "_engine_run_backward", self._watched_engine(torch.autograd._engine_run_backward))
+        self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
+        self._replace(torch.autocast, "__exit__", self._watched_end(torch.autocast.__exit__))
+        for name in _COMPOSITE_LOSSES if self.graphs else ():
+            self._replace(nn.functional, name, self._watched_loss(name, getattr(nn.functional, name)))
+        for kind in {one for s in self.training.scalers for one in type(s).__mro__} | {torch.amp.GradScaler}:
+            self._watch_scalers(kind)
+        for number, scheduler in enumerate(self.training.schedulers):
+            step = functools.partial(self._schedule, scheduler.step, number)
+            functools.update_wrapper(step, scheduler.step)
+            self._replace(scheduler, "step", step)
+        self._stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
+        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        update, training = self.update, self.training
+        self._stack.close()
+        update.scales_after = training.scales()
+        update.scalers_made = len(self._made)
+        for slot, was in zip(training.slots, self._start, strict=True):
+            update.changed.append(_moved(slot.parameters, was))
+            update.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        own = vars(owner).get(name, _MISSING)
+        setattr(owner, name, new)
+        self._stack.callback(lambda: delattr(owner, name) if own is _MISSING else setattr(owner, name, own))
+
+    def _note(self, event: Event) -> None:
+        self.update.events.append(event)
+
+    # ---- backward passes ----
+
+    def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._backward_depth or self.paused:  # reentrant checkpointing: part of the one outside
+                return original(tensors, *args, **kwargs)
+            event = self._begin(tensors)
+            if not _frees_graph(*args, **kwargs):
+                event.graph = replace(event.graph, older=())
+            grads = [[p.grad for p in slot.parameters] for slot in self.training.slots]
+            before = [[None if g is None else g.detach().clone() for g in slot] for slot in grads]
+            self._backward_depth += 1
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                self._backward_depth -= 1
+                self._arrived(event, before)
+
+        return backward
+
+    def _watched_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What `torch.autograd.grad` and `backward` call, with `create_graph` as its fourth argument."""
+
+        @functools.wraps(original)
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._differentiable |= bool(args[2]) and not self.paused
+            return original(outputs, *args, **kwargs)
+
+        return run
+
+    def _begin(self, tensors: Any) -> Backward:
+        roots = [
+            one for one in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(one, Tensor)
+        ]
+        region_end = math.inf if self._differentiable else self._region_end
+        event = Backward(
+            self.call,
+            in_autocast=torch.is_autocast_enabled(self.training.device_type),
+            dtype=roots[0].dtype if roots else None,
+            value=float(roots[0].detach()) if roots and roots[0].numel() == 1 else float("nan"),
+            graph=look_at(roots, region_end, self._older) if self.graphs else Graph(),
+            before=[self._held(n) for n in range(len(self.training.slots))],
+            wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in self.training.slots],
+        )
+        start = zip(self.training.slots, self._start, strict=True)
+        event.moved = any(_moved(slot.parameters, was) for slot, was in start)
+        if self.graphs and not self.update.modes:
+            self.update.modes = {
+                module: module.training for model in self.training.models for module in model.modules()
+            }
+        self._note(event)
+        return event
+
+    def _held(self, number: int) -> Held:
+        slot = self.training.slots[number]
+        if all(p.grad is None for p in slot.parameters):
+            return Held()
+        now = slot.now()
+        return Held(now.empty, now.finite, now.norm)
+
+    @torch.no_grad()
+    def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
+        number = sum(isinstance(one, Backward) for one in self.update.events) - 1
+        for n, slot in enumerate(self.training.slots):
+            new = [added(p.grad, was) for p, was in zip(slot.parameters, before[n], strict=True)]
+            if all(one is None for one in new):
+                continue
+            event.arrived[n] = slot.gradient(new)
+            if self.meddling.factor != 1.0:
+                for p, was, one in zip(slot.parameters, before[n], new, strict=True):
+                    if one is not None:
+                        enlarge(p, was, one, self.meddling.factor)
+            if (number, n) in self.meddling.poison:
+                poison(slot, self.meddling)
+
+    def _watched_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def enter(region: Any) -> Any:
+            if not self.paused:
+                self._region_end = math.inf
+                self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype))
+            return original(region)
+
+        return enter
+
+    def _watched_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def leave(region: Any, *args: Any) -> Any:
+            result = original(region, *args)
+            if not self.paused and not torch.is_autocast_enabled(self.training.device_type):
+                self._region_end = next_node()
+            return result
+
+        return leave
+
+    def _watched_loss(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def loss(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
+            if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
+                self.update.losses_outside.append((name, outputs.dtype))
+            return original(outputs, *args, **kwargs)
+
+        return loss
+
+    # ---- scalers and schedulers ----
+
+    def _watch_scalers(self, kind: type) -> None:
+        for name, called in _SCALER_METHODS.items():
+            if name in vars(kind):
+                self._replace(kind, name, self._watched_method(vars(kind)[name], called))
+        if kind is torch.amp.GradScaler:
+            original = kind.__init__
+
+            @functools.wraps(original)
+            def made(scaler: Any, *args: Any, **kwargs: Any) -> None:
+                original(scaler, *args, **kwargs)
+                self._made.append(scaler)
+
+            self._replace(kind, "__init__", made)
+
+    def _watched_method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def watched(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._during(name, scaler) as first:
+                if first:
+                    self._note_call(name, scaler, args, kwargs)
+                return original(scaler, *args, **kwargs)
+
+        return watched
+
+    @contextmanager
+    def _during(self, name: str, scaler: Any) -> Iterator[bool]:
+        """Tell whether a call comes from outside: not by `super()`, and not `unscale_` from `step`."""
+        first = not any(one is scaler for _, one in self._inside)
+        self._inside.append((name, scaler))
+        try:
+            yield first
+        finally:
+            self._inside.pop()
+
+    def _note_call(self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not scaler.is_enabled():
+            return
+        index = next((n for n, one in enumerate(self.training.scalers) if one is scaler), -1)
+        if index < 0 and not any(one is scaler for one in [*self.strangers, *self._made]):
+            self.strangers.append(scaler)
+        number, empty = -1, False
+        if name in ("unscale", "scaler.step"):
+            number = self.number_of(args[0] if args else kwargs.get("optimizer"))
+            empty = number >= 0 and self._held(number).empty
+        closure = name == "scaler.step" and any(callable(one) for one in (*args[1:], *kwargs.values()))
+        self._note(Call(self.call, name, number, index, empty, closure))
+
+    def _schedule(self, original: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
+        self._note(Call(self.call, "scheduler", number))
+        return original(*args, **kwargs)
+
+    # ---- optimizers ----
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer among the training's: itself, or one over the same parameters; else -1."""
+        for number, one in enumerate(self.training.optimizers):
+            if one is optimizer:
+                return number
+        held = (p for group in getattr(optimizer, "param_groups", []) for p in group["params"])
+        number = next((self._slot_of[id(p)] for p in held if id(p) in self._slot_of), -1)
+        return number if number < len(self.training.optimizers) else -1
+
+    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found_inf = getattr(optimizer, "found_inf", None)  # fused optimizers look for themselves
+        if isinstance(found_inf, Tensor) and found_inf.item():
+            return None
+        self._stepping_now.append((optimizer, []))
+        place = 1 if len(args) > 1 and callable(args[1]) else None
+        closure = args[1] if place else kwargs.get("closure")
+        if closure is None:
+            self._note_step(optimizer, closure=False)
+            return None
+        once: list[bool] = []
+
+        def watched(*a: Any, **k: Any) -> Any:
+            result = closure(*a, **k)
+            if not once:
+                once.append(True)
+                self._note_step(optimizer, closure=True)
+            return result
+
+        if place:
+            return (args[0], watched, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched}
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._stepping_now and self._stepping_now[-1][0] is optimizer:
+            self._stepping_now.pop()
+
+    def next_call(self, number: int) -> None:
+        """Say that the next micro-batch begins."""
+        self.call, self.update.calls = number, number + 1
+        self._stepping_now.clear()
+        self._inside.clear()
+
+    def _note_step(self, optimizer: Any, *, closure: bool) -> None:
+        number = self.number_of(optimizer)
+        groups = optimizer.param_groups
+        layout = Layout([p for group in groups for p in group["params"]]) if number < 0 else self.training.slots[number]
+        held = {id(p) for group in groups for p in group["params"]}
+        grads = [p.grad if id(p) in held else None for p in layout.parameters]
+        scale = getattr(optimizer, "grad_scale", None)
+        gradient = layout.gradient(grads)
+        if isinstance(scale, Tensor):
+            gradient = gradient * (1 / scale.item())
+        own = number >= 0 and self.training.optimizers[number] is optimizer
+        step = Step(
+            self.call,
+            number,
+            gradient,
+            rate=max((float(group.get("lr", 1.0)) for group in groups), default=1.0),
+            other="" if own else type(optimizer).__name__,
+            closure=closure,
+            in_backward=self._backward_depth > 0,
+            by_scaler=any(name == "scaler.step" for name, _ in self._inside),
+            optimizer=optimizer,
+            rest=math.hypot(*(self._held(n).norm for n in range(len(self.training.slots)) if n != number)),
+        )
+        if step.in_backward:
+            for event in reversed(self.update.events):
+                if isinstance(event, Backward):
+                    event.complete = False
+                    break
+        for outer, noted in self._stepping_now[:-1]:
+            # SAM, Lookahead and their like step another optimizer over the same parameters, others their own base class's
+            # step: the innermost one counts.
+            for one in noted if self.number_of(outer) == number >= 0 else ():
+                if one in self.update.events:
+                    self.update.events.remove(one)
+        if self._stepping_now and self._stepping_now[-1][0] is optimizer:
+            self._stepping_now[-1][1].append(step)
+        self._merge(step)
+
+    def _merge(self, step: Step) -> None:
+        """Note a step, as part of the one just before it if that went over other parameters of the same optimizer."""
+        last = self.update.events[-1] if self.update.events else None
+        if isinstance(last, Step) and last.number == step.number >= 0:
+            here, there = step.gradient, last.gradient
+            if any(here.present) and not any(a and b for a, b in zip(here.present, there.present, strict=True)):
+                present = tuple(a or b for a, b in zip(here.present, there.present, strict=True))
+                last.gradient = Gradient(here.layout, here.values + there.values, present)
+                return
+        self._note(step)
+
+
+def _frees_graph(
+    grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False, *_: Any, **__: Any
+) -> bool:
+    """Tell from the arguments of `torch.autograd.backward` whether it frees the graph."""
+    return not (create_graph if retain_graph is None else retain_graph)
+
+
+def _moved(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    """Tell whether a weight is another than before; NaN is like NaN."""
+    return any(
+        p.shape != was.shape or (not torch.equal(p.detach(), was) and not torch.equal(_plain(p), _plain(was)))
+        for p, was in zip(parameters, before, strict=True)
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().nan_to_num() if tensor.is_floating_point() else tensor.detach()
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.detach().isfinite().all())

@@ -1,0 +1,208 @@
+"""Watch a model while it trains: every tenth forward pass, and the backward pass that belongs to it, is measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from amp_course.kit.compiled import uncompiled, uncompiled_run
+from amp_course.kit.table import html_table, text_table
+from amp_course.kit.tensors import short, tensors_in
+from amp_course.watching.readings import KINDS, Kind, Reading, read_range
+
+_MOST = 200_000  # readings that are kept; the oldest go first
+
+
+def watch_ranges(
+    model: nn.Module,
+    dtype: torch.dtype = torch.float16,
+    *,
+    every: int = 10,
+    bell: float = 2.0,
+    say: Callable[[str], Any] = print,
+) -> RangeWatch:
+    """Watch a model's activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
+
+    An activation is what a leaf module returns, one with no modules inside. The result of an op between two modules is not
+    seen: attention scores that `forward` computes with `@` may overflow without a word. Pass such a result through an
+    `nn.Identity` that is a part of the model, and it is measured, too.
+
+    model: a module of yours; only what it computes with gradients enabled is watched
+    dtype: the format whose range counts
+    every: forward passes from one that is measured to the next; the first is measured
+    bell:  doublings of headroom at or below which a module is reported, once, through `say`; -inf for never
+
+    Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises TypeError for what is not a
+    module, ValueError for an `every` below 1 or a dtype that is not a float.
+    Example: with watch_ranges(model) as ranges: train(); print(ranges)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model has to be a torch.nn.Module, and this is a {type(model).__name__}.")
+    if every < 1:
+        raise ValueError(f"every is {every}: 1 measures each forward pass, 10 each tenth.")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype is {short(dtype)}, which has no range to leave: take torch.float16 or torch.bfloat16.")
+    return RangeWatch(model, dtype, every, bell, say)
+
+
+class RangeWatch:
+    """What a model's values did, pass by pass.
+
+    readings: all that was measured, in order
+    passes:   forward passes so far, measured or not
+    bells:    what was told
+    """
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, every: int, bell: float, say: Callable[[str], Any]
+    ) -> None:
+        self.model, self.dtype = uncompiled(model), dtype
+        self.every, self.bell, self.say = every, bell, say
+        self.readings: deque[Reading] = deque(maxlen=_MOST)
+        self.passes = 0
+        self.bells: list[str] = []
+        self._rung: set[tuple[str, Kind]] = set()
+        self._measuring = False
+        self._stack = ExitStack()
+
+    def start(self) -> RangeWatch:
+        """Begin to watch; `with` does this for you."""
+        if self._watches:
+            raise RuntimeError("this watch is on already: `.stop()` it first.")
+        self._stack = ExitStack()
+        self._stack.enter_context(uncompiled_run())
+        hook = self._stack.callback
+        hook(self.model.register_forward_pre_hook(self._begins).remove)
+        hook(self.model.register_forward_hook(self._ends, always_call=True).remove)
+        for path, module in self.model.named_modules():
+            if next(module.children(), None) is None:
+                hook(module.register_forward_hook(functools.partial(self._leaf, path)).remove)
+        for path, weight in self.model.named_parameters():
+            if weight.requires_grad:
+                hook(weight.register_post_accumulate_grad_hook(functools.partial(self._gradient, path)).remove)
+        self._watches = True
+        return self
+
+    def stop(self) -> None:
+        """End it. The readings stay."""
+        self._stack.close()
+        self._watches = self._measuring = False
+
+    _watches = False
+
+    def __enter__(self) -> RangeWatch:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    # ---- hooks ----
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._measuring = False
+            return
+        self.passes += 1
+        self._measuring = (self.passes - 1) % self.every == 0
+        if self._measuring:
+            for path, weight in self.model.named_parameters():
+                self._read(path, "weight", weight)
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._measuring = False
+
+    def _leaf(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
+        recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in the backward pass
+        if recomputed or not (self._measuring and torch.is_grad_enabled()):
+            return
+        number, me = self.passes, ref(self)
+        for tensor in tensors_in(output):
+            self._read(path, "activation", tensor)
+            if tensor.requires_grad:
+
+                def hook(grad: Tensor) -> None:
+                    watch = me()
+                    if watch is not None and watch._watches:
+                        watch._read(path, "activation gradient", grad, number)
+
+                tensor.register_hook(hook)
+
+    def _gradient(self, path: str, weight: Tensor) -> None:
+        if self._measuring and weight.grad is not None:
+            self._read(path, "weight gradient", weight.grad)
+
+    def _read(self, path: str, kind: Kind, tensor: Tensor, number: int | None = None) -> None:
+        if not tensor.is_floating_point() or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
+            return
+        reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
+        self.readings.append(reading)
+        if self.bell > -math.inf and not reading.headroom > self.bell and (path, kind) not in self._rung:
+            self._rung.add((path, kind))
+            self.bells.append(_bell(reading, self.dtype))
+            self.say(self.bells[-1])
+
+    # ---- what came of it ----
+
+    def of(self, kind: Kind) -> dict[str, list[Reading]]:
+        """Return the readings of one kind, module by module, in the order in which the modules first ran."""
+        if kind not in KINDS:
+            raise ValueError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}.")
+        found: dict[str, list[Reading]] = {}
+        for reading in self.readings:
+            if reading.kind == kind:
+                found.setdefault(reading.module, []).append(reading)
+        return found
+
+    def rows(self) -> list[list[str]]:
+        """Return a table as text, its head first: where each kind has the least headroom, and where it loses most."""
+        rows = [["kind", "least headroom in", "doublings", "pass", "most lost in", "share", "pass"]]
+        for kind in KINDS:
+            readings = [one for one in self.readings if one.kind == kind]
+            if readings:
+                hot = min(readings, key=lambda one: -math.inf if math.isnan(one.headroom) else one.headroom)
+                cold = max(readings, key=lambda one: one.lost)
+                lost = [cold.module, f"{100 * cold.lost:.3g} %", f"{cold.number:,}"] if cold.lost else ["none", "", ""]
+                rows.append([kind, hot.module or "the model", _doublings(hot), f"{hot.number:,}", *lost])
+        return rows
+
+    def __str__(self) -> str:
+        if not self.readings:
+            return "Nothing was measured: the model has not run with gradients enabled while it was watched."
+        named = short(self.dtype)
+        measured = len({one.number for one in self.readings})
+        return f"{measured:,} of {self.passes:,} forward passes measured, for {named}\n{text_table(self.rows())}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self.readings:
+            return f"<p>{self}</p>"
+        return f"<p>{str(self).splitlines()[0]}</p>{html_table(self.rows())}"
+
+
+def _doublings(reading: Reading) -> str:
+    if math.isnan(reading.largest):
+        return "NaN"
+    return "inf" if math.isinf(reading.largest) else f"{reading.headroom:.1f}"
+
+
+def _bell(reading: Reading, dtype: torch.dtype) -> str:
+    where = f"pass {reading.number}: the {reading.kind} of {reading.module or 'the model'}"
+    if not reading.finite:
+        return f"{where} holds {'NaN' if math.isnan(reading.largest) else 'inf'}."
+    most = torch.finfo(dtype).max
+    if reading.headroom < 0:
+        return f"{where} reaches {reading.largest:.4g}, beyond {short(dtype)}, which ends at {most:.6g}."
+    return (
+        f"{where} reaches {reading.largest:.4g}, {reading.headroom:.1f} doublings below the end of {short(dtype)} at "
+        f"{most:.6g}."
+    )

@@ -1,0 +1,84 @@
+"""One look at a tensor: how large its values are, and what a 16-bit format would make of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from amp_course.kit.tensors import short
+
+Kind = Literal["activation", "activation gradient", "weight", "weight gradient"]
+KINDS: tuple[Kind, ...] = ("activation", "activation gradient", "weight", "weight gradient")
+_SAMPLE = 2**14  # elements that are looked at one by one; all of them count for the largest
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The values of one tensor at one moment.
+
+    number:   of the forward pass, from 1
+    module:   path of the module, "" for the model itself; of a weight, the path of the weight
+    kind:     what the tensor is
+    dtype:    that it has: "fp16"
+    largest:  the largest magnitude, inf and NaN included
+    smallest: the smallest magnitude above 0, in a sample of the elements; NaN if all are 0
+    zero:     share of zeros in the sample
+    lost:     share of the sample that is not 0 and would be in the watched format
+    headroom: how often the largest could double before it overflowed in the watched format: 16 for 1.0 in fp16; below 0 it
+              already does; inf for a tensor of zeros, NaN for a NaN
+    """
+
+    number: int
+    module: str
+    kind: Kind
+    dtype: str
+    largest: float
+    smallest: float
+    zero: float
+    lost: float
+    headroom: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether all elements are finite."""
+        return math.isfinite(self.largest)
+
+
+@torch.no_grad()
+def read_range(
+    tensor: Tensor, dtype: torch.dtype, number: int = 1, module: str = "", kind: Kind = "activation"
+) -> Reading:
+    """Look at a tensor with the format `dtype` in mind. Raises ValueError if either has no range to speak of.
+
+    Example: read_range(torch.tensor([1024.0, 2.0**-26]), torch.float16).headroom → 6.0 (and lost → 0.5)
+    """
+    if not (tensor.is_floating_point() and dtype.is_floating_point) or not tensor.numel():
+        raise ValueError(f"a range needs floats, at least one, and this is {short(tensor.dtype)} × {tensor.numel()}.")
+    limits = torch.finfo(dtype)
+    values = tensor.detach()
+    low, high = torch.aminmax(values)
+    ends = float(low), float(high)
+    largest = math.nan if math.isnan(ends[0]) else max(abs(ends[0]), abs(ends[1]))
+    flat = values.reshape(-1)
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)].float().abs()
+    above = sample > 0
+    # Half of the smallest number, and less, rounds to 0.
+    gone = (sample <= limits.smallest_normal * limits.eps / 2) & above
+    smallest = float(sample.masked_fill(~above, math.inf).min())
+    return Reading(
+        number, module, kind, short(tensor.dtype), largest,
+        smallest if math.isfinite(smallest) else math.nan, 1 - float(above.float().mean()), float(gone.float().mean()),
+        _headroom(largest, limits.max),
+    )  # fmt: skip
+
+
+def _headroom(largest: float, most: float) -> float:
+    if math.isnan(largest):
+        return math.nan
+    if largest == 0:
+        return math.inf
+    return math.log2(most) - math.log2(largest) if math.isfinite(largest) else -math.inf

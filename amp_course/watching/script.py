@@ -1,0 +1,320 @@
+"""Watch a script's training as it runs: the auditor's observer, cut into updates wherever the script begins the next one.
+
+An update is complete once every optimizer has stepped, or was asked to by a scaler that skipped; the next one begins with the
+next autocast region or backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+from amp_course.watching.observer import Observer
+from amp_course.watching.records import Backward, Call, Event, Meddling, Region, Step, Training, Update
+from amp_course.watching.uses import steps_of
+
+_PATIENCE = 8  # steps of one optimizer without one of another, which then counts as idle
+
+
+@dataclass(eq=False)
+class Clip(Event):
+    """A call that clips gradients of these optimizers: to `limit`, a norm of `norm`; those of `scaled` carry a loss scale."""
+
+    numbers: frozenset[int]
+    limit: float
+    norm: float
+    scaled: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one optimizer's step used: `norm` of its gradients, against `arrived`, that of what the backward passes brought.
+
+    scale: that the loss carried for certain; None where that cannot be told
+    """
+
+    number: int
+    norm: float
+    arrived: float
+    scale: float | None
+    by_scaler: bool
+    unscaled: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is kept of an update once it is over.
+
+    losses:  at its backward passes, without the scale where that is known
+    asked:   the optimizers that a scaler was asked to step; `stepped`: those that did step
+    """
+
+    passes: int
+    losses: tuple[float, ...]
+    scales: tuple[float, ...]
+    scales_after: tuple[float, ...]
+    asked: frozenset[int]
+    stepped: frozenset[int]
+    uses: tuple[Use, ...]
+    clips: tuple[Clip, ...]
+    moves: int  # of schedulers
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a scaler was asked to step and took no step."""
+        return bool(self.asked - self.stepped)
+
+
+@dataclass
+class Script:
+    """What is known of a script's updates: the last two in full, of the others what `Summary` keeps."""
+
+    summaries: list[Summary] = field(default_factory=list)
+    recent: list[Update] = field(default_factory=list)
+    idle: set[int] = field(default_factory=set)
+
+
+class ScriptObserver(Observer):
+    """An observer that stays for a whole run.
+
+    aside:    a context for what is not part of the training
+    trouble:  what went wrong in the observing itself, which then ends; the script goes on
+    complete: is called after each update, with the update; returns what to do to the gradients of the next one
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        aside: Callable[[], AbstractContextManager[None]],
+        complete: Callable[[Update], Meddling | None],
+        script: Script,
+    ) -> None:
+        super().__init__(training, graphs=True)
+        self.aside, self.script = aside, script
+        self._completed = complete
+        self.trouble: Exception | None = None
+        self._scaled: dict[
+            int, tuple[weakref.ref[Tensor], float]
+        ] = {}  # id → a tensor that `scale` gave, with the scale
+        self._scale_of: dict[int, float | None] = {}  # id of a backward event → the scale of its loss
+        self._moving: list[int] = []  # schedulers whose `step` is running
+        self._own_call = False  # the next backward pass belongs to a micro-batch that has begun
+
+    def __enter__(self) -> ScriptObserver:
+        with self.aside():
+            super().__enter__()
+        for kind in {type(one) for one in self.training.schedulers}:
+            self._replace(kind, "step", self._watched_schedule(kind.step))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            watched = self._watched_clip(getattr(clip_grad, name), name)
+            self._replace(clip_grad, name, watched)
+            self._replace(torch.nn.utils, name, watched)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        if not any(
+            owner is one for one in self.training.schedulers
+        ):  # a script may save those, with all that they hold
+            super()._replace(owner, name, new)
+
+    # ---- where one update ends and the next begins ----
+
+    def _note(self, event: Event) -> None:
+        begins = isinstance(event, Backward) or (isinstance(event, Region) and event.enabled)
+        if begins and self._is_complete():
+            self.end_update()
+            if isinstance(event, Backward):
+                event.moved = False
+        if begins and not (isinstance(event, Backward) and self._own_call) and self.update.backwards:
+            self.call += 1
+        self._own_call = isinstance(event, Region) if begins else self._own_call
+        if begins:
+            self.update.calls = max(self.update.calls, self.call + 1)
+        event.call = self.call
+        super()._note(event)
+
+    def _is_complete(self) -> bool:
+        tried = [number for one in self.update.events if (number := _tried(one)) is not None]
+        if not tried or not self.update.backwards:
+            return False
+        missing = set(range(len(self.training.optimizers))) - set(tried) - self.script.idle
+        if missing and max(map(tried.count, tried)) >= _PATIENCE:
+            self.script.idle |= missing
+            missing = set()
+        return not missing
+
+    def end_update(self) -> None:
+        """Close the current update, and begin the next."""
+        try:
+            self._end_update()
+        except Exception as error:
+            self._give_up(error)
+
+    def _end_update(self) -> None:
+        with self.aside(), torch.no_grad():
+            update, training = self.update, self.training
+            update.scales_after = training.scales()
+            update.scalers_made = len(self._made)
+            for slot, was in zip(training.slots, self._start, strict=True):
+                now = [p.detach() for p in slot.parameters]
+                pairs = list(zip(now, was, strict=True))
+                update.changed.append(any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs))
+                update.spoilt.append(not all(bool(a.isfinite().all()) for a in now))
+            self.script.summaries.append(self._summary(update))
+            self.script.recent = [*self.script.recent, update][-2:]
+            self._start = [[p.detach().clone() for p in slot.parameters] for slot in training.slots]
+            meddling = self._completed(update)
+            self.update, self.call = Update(training.scales()), 0
+            self.meddling = meddling or Meddling()
+            self._scaled = {key: one for key, one in self._scaled.items() if one[0]() is not None}
+
+    def _summary(self, update: Update) -> Summary:
+        losses = []
+        for one in update.backwards:
+            scale = self._scale_of.pop(id(one), None)
+            one.scale = scale  # type: ignore[attr-defined]
+            losses.append(one.value / (scale or 1.0))
+        return Summary(
+            len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
+            frozenset(one.number for one in update.called("scaler.step")), frozenset(one.number for one in update.steps()),
+            tuple(self._uses(update)), tuple(update.of(Clip)), len(update.called("scheduler")),
+        )  # fmt: skip
+
+    def _uses(self, update: Update) -> Iterator[Use]:
+        for number in range(len(self.training.optimizers)):
+            for used in steps_of(update.events, number):
+                parts = [one for one in used.parts if number in one.arrived and one.complete]
+                scales = {getattr(one, "scale", None) for one in parts}
+                if not parts or used.stale or len(scales) > 1 or not used.step.gradient.finite:
+                    continue
+                total = sum((one.arrived[number].values for one in parts[1:]), parts[0].arrived[number].values)
+                stride = math.sqrt(parts[0].arrived[number].layout.stride)
+                unscaled = any(one.number == number for one in update.called("unscale"))
+                norm = float(used.step.gradient.values.norm()) * stride
+                yield Use(
+                    number, norm, float(total.norm()) * stride, scales.pop(), used.step.by_scaler, unscaled
+                )  # fmt: skip
+
+    # ---- what is watched, not counting what the doctor itself does ----
+
+    def _give_up(self, error: Exception) -> None:
+        self.trouble, self.paused = error, True
+
+    def _begin(self, tensors: Any) -> Backward:
+        try:
+            with self.aside():
+                event = super()._begin(tensors)
+        except Exception as error:
+            self._give_up(error)
+            return Backward(self.call)
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        known = [self._scaled[id(one)] for one in roots if id(one) in self._scaled]
+        if known and len(known) == len(roots) and all(ref() is one for (ref, _), one in zip(known, roots, strict=True)):
+            self._scale_of[id(event)] = known[0][1]
+        return event
+
+    def _arrived(self, event: Backward, before: Any) -> None:
+        if self.paused:
+            return
+        try:
+            with self.aside():
+                super()._arrived(event, before)
+        except Exception as error:
+            self._give_up(error)
+
+    def _note_step(self, optimizer: Any, *, closure: bool) -> None:
+        try:
+            with self.aside():
+                super()._note_step(optimizer, closure=closure)
+        except Exception as error:
+            self._give_up(error)
+
+    def _note_call(self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.paused:
+            return
+        try:
+            with self.aside():
+                super()._note_call(name, scaler, args, kwargs)
+        except Exception as error:
+            self._give_up(error)
+
+    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if self.paused else super()._stepping(optimizer, args, kwargs)
+
+    def _watched_method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        watched = super()._watched_method(original, name)
+        if name != "scale":
+            return watched
+
+        @functools.wraps(original)
+        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = watched(scaler, *args, **kwargs)
+            if isinstance(result, Tensor) and scaler.is_enabled():
+                with self.aside():
+                    self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale())
+            return result
+
+        return scale
+
+    def _watched_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            number = next((n for n, one in enumerate(self.training.schedulers) if one is scheduler), -1)
+            inner = number in self._moving  # called by a subclass's own `step`
+            if number >= 0 and not inner and not self.paused:
+                self._note(Call(self.call, "scheduler", number))
+            self._moving.append(number)
+            try:
+                return original(scheduler, *args, **kwargs)
+            finally:
+                self._moving.pop()
+
+        return step
+
+    def _watched_clip(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip(parameters: Any, limit: Any = math.inf, *args: Any, **kwargs: Any) -> Any:
+            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            limit = kwargs.pop("max_norm", kwargs.pop("clip_value", limit))
+            numbers = frozenset(self._slot_of[id(p)] for p in held if id(p) in self._slot_of)
+            with self.aside():
+                grads = [p.grad.detach() for p in held if p.grad is not None]
+                largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
+            result = original(held, limit, *args, **kwargs)
+            with self.aside():
+                norm = float(result) if isinstance(result, Tensor) else largest
+                if not self.paused:
+                    self._note(Clip(self.call, numbers, float(limit), norm, self._scaled_ones(numbers)))
+            return result
+
+        return clip
+
+    def _scaled_ones(self, numbers: frozenset[int]) -> frozenset[int]:
+        """Return the optimizers whose gradients came from a scaled loss last, and were not unscaled since."""
+        scaled: set[int] = set()
+        for event in self.update.events:
+            if isinstance(event, Backward):
+                carries = self._scale_of.get(id(event)) not in (None, 1.0)
+                scaled = scaled | event.arrived.keys() if carries else scaled - event.arrived.keys()
+            elif isinstance(event, Call) and event.name == "unscale":
+                scaled.discard(event.number)
+        return numbers & scaled
+
+
+def _tried(event: Event) -> int | None:
+    """Return the number of the optimizer that an event steps, or that a scaler has decided about; None for any other event."""
+    steps = isinstance(event, Step) or (isinstance(event, Call) and event.name == "scaler.step")
+    number = getattr(event, "number", -1)
+    return number if steps and number >= 0 else None

@@ -1,0 +1,135 @@
+"""Find out whether weights in 16 bits lose their updates: an fp32 twin of the optimizer gets the same gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+_LOW = (torch.float16, torch.bfloat16)
+_MOST = 20_000_000  # weights of a model that is given a twin
+
+
+@dataclass(frozen=True)
+class LostUpdates:
+    """How far weights in 16 bits moved in so many steps, and how far their fp32 twins did.
+
+    still: share of the weights that never moved although their twins did
+    """
+
+    dtype: torch.dtype
+    steps: int
+    moved: float
+    wanted: float
+    still: float
+
+
+class Twin:
+    """An fp32 copy of an optimizer and its 16-bit weights. Kahan sums and stochastic rounding keep up with it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.steps = 0
+        self.twin = copy.deepcopy(optimizer)
+        vars(self.twin).pop(
+            "step", None
+        )  # a schedule has put its own there, which would step the optimizer that is copied
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
+        for group, other in zip(optimizer.param_groups, self.twin.param_groups, strict=True):
+            for weight, double in zip(group["params"], other["params"], strict=True):
+                double.data = double.data.float()
+                for key, value in self.twin.state[double].items() if double in self.twin.state else ():
+                    if isinstance(value, Tensor) and value.dtype in _LOW:
+                        self.twin.state[double][key] = value.float()
+                self.pairs.append((weight, double, double.detach().clone()))
+
+    @staticmethod
+    def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer steps weights in 16 bits, and few enough."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        return any(weight.dtype in _LOW for weight in weights) and sum(weight.numel() for weight in weights) <= _MOST
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Take the gradients over, before the optimizer steps."""
+        for weight, double, _ in self.pairs:
+            double.grad = None if weight.grad is None else weight.grad.detach().to(double.dtype)
+
+    def after(self) -> None:
+        """Step the twin as the optimizer has stepped."""
+        for group, other in zip(self.optimizer.param_groups, self.twin.param_groups, strict=True):
+            other.update({key: value for key, value in group.items() if key != "params"})
+        step: Any = type(self.twin).step
+        step(self.twin)
+        self.steps += 1
+
+    @torch.no_grad()
+    def lost(self) -> LostUpdates | None:
+        """Compare the ways of the weights in 16 bits with their twins'; None if there are none."""
+        low = [(w.detach().float(), d.detach(), began) for w, d, began in self.pairs if w.dtype in _LOW]
+        if not low:
+            return None
+        wanted = math.sqrt(sum(float((d - began).double().square().sum()) for _, d, began in low))
+        moved = math.sqrt(sum(float((w - began).double().square().sum()) for w, _, began in low))
+        still = sum(int(((w == began) & (d != began)).sum()) for w, d, began in low)
+        dtype = next(weight.dtype for weight, _, _ in self.pairs if weight.dtype in _LOW)
+        return LostUpdates(dtype, self.steps, moved, wanted, still / sum(w.numel() for w, _, _ in low))
+
+
+class Twins:
+    """Twins of all optimizers that step weights in 16 bits, which step along with them while the hooks are on.
+
+    aside: a context for what is not part of the training
+    """
+
+    def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        self._aside, self._busy = aside, False
+        self._of: dict[
+            int, Twin | None
+        ] = {}  # by the id of an optimizer; None for one that needs no twin, or cannot have one
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Let the twins follow what is stepped inside."""
+        handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) not in self._of and not self._busy:
+            self._of[id(optimizer)] = None
+            with self._aside(), suppress(Exception):
+                self._of[id(optimizer)] = Twin(optimizer) if Twin.is_wanted(optimizer) else None
+        self._follow(optimizer, Twin.before)
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._follow(optimizer, Twin.after)
+
+    def _follow(self, optimizer: torch.optim.Optimizer, move: Callable[[Twin], None]) -> None:
+        twin = self._of.get(id(optimizer))
+        if twin is None or self._busy:
+            return
+        self._busy = True  # the twin's own step calls the hooks, too
+        try:
+            with self._aside():
+                move(twin)
+        except Exception:
+            self._of[id(optimizer)] = None
+        finally:
+            self._busy = False
+
+    def lost(self) -> Iterator[LostUpdates]:
+        """Yield how far the weights of each optimizer moved, next to their twins."""
+        for twin in self._of.values():
+            if twin is not None and (lost := twin.lost()) is not None:
+                yield lost

@@ -1,0 +1,207 @@
+"""What the observer writes down, against torch itself: gradients computed by hand, the calls that were made, dtypes of ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from amp_course.watching.graphs import look_at
+from amp_course.watching.observer import Observer
+from amp_course.watching.records import Backward, Call, Layout, Meddling, Region, Step, Training, Update
+from amp_course.watching.uses import steps_of
+
+
+class Parts:
+    def __init__(self, **options) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, **options)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.x, self.y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+        self.training = Training(lambda: None, [self.model], [self.optimizer], [self.scaler], [self.scheduler])
+
+    def loss(self) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return F.cross_entropy(self.model(self.x), self.y)
+
+    def observe(self, meddling: Meddling | None = None, updates: int = 1) -> Update:
+        with Observer(self.training, meddling, graphs=True) as observer:
+            for number in range(updates):
+                observer.next_call(number)
+                self.scaler.scale(self.loss()).backward()
+                self.scaler.unscale_(self.optimizer)
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                if seen_steps := len(observer.update.steps()):
+                    assert seen_steps == number + 1
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+        return observer.update
+
+
+def gradient(parts: Parts) -> Tensor:
+    found = torch.autograd.grad(parts.loss() * 256.0, list(parts.model.parameters()))
+    return torch.cat([one.flatten() for one in found])
+
+
+def told(update: Update) -> list[str]:
+    names = {Backward: "backward", Step: "step", Region: "region"}
+    return [event.name if isinstance(event, Call) else names[type(event)] for event in update.events]
+
+
+def test_events_come_in_their_order() -> None:
+    seen = Parts().observe(updates=2)
+    once = ["region", "scale", "backward", "unscale", "scaler.step", "step", "update", "scheduler"]
+    assert told(seen) == once * 2
+    assert [event.call for event in seen.events] == [0] * 8 + [1] * 8
+    assert seen.scales == seen.scales_after == [256.0] and seen.changed == [True, False]
+
+
+def test_what_arrives_is_torchs_gradient_and_what_is_stepped_with_is_it_unscaled() -> None:
+    parts = Parts()
+    wanted = gradient(parts)
+    seen = parts.observe()
+    (passed,), (step,) = seen.backwards, seen.steps()
+    torch.testing.assert_close(passed.arrived[0].values, wanted)
+    torch.testing.assert_close(step.gradient.values, wanted / 256)
+    assert step.by_scaler and step.rate == 0.1 and not step.other and all(step.gradient.present)
+    assert passed.before[0].empty and not passed.in_autocast and not passed.moved
+    assert passed.value == pytest.approx(256 * parts_loss(Parts()))
+
+
+def parts_loss(parts: Parts) -> float:
+    return parts.loss().item()
+
+
+def test_gradients_grow_by_the_factor_and_the_record_is_of_what_arrived() -> None:
+    plain, large = Parts().observe(), Parts().observe(Meddling(8.0))
+    torch.testing.assert_close(large.backwards[0].arrived[0].values, plain.backwards[0].arrived[0].values)
+    torch.testing.assert_close(large.steps()[0].gradient.values, 8 * plain.steps()[0].gradient.values)
+
+
+def test_an_inf_makes_the_scaler_skip_and_lower_the_scale() -> None:
+    seen = Parts().observe(Meddling(poison=frozenset([(0, 0)])))
+    assert not seen.steps() and seen.scales_after == [128.0] and not seen.spoilt[0]
+
+
+def test_nothing_of_it_stays() -> None:
+    parts = Parts()
+    methods = [torch.autograd.backward, torch.autocast.__enter__, *vars(torch.amp.GradScaler).values()]
+    own = dict(vars(parts.scheduler)), dict(vars(parts.scaler)), dict(vars(parts.optimizer))
+    with pytest.raises(ZeroDivisionError), Observer(parts.training):
+        raise ZeroDivisionError
+    assert [torch.autograd.backward, torch.autocast.__enter__, *vars(torch.amp.GradScaler).values()] == methods
+    assert (dict(vars(parts.scheduler)), dict(vars(parts.scaler)), dict(vars(parts.optimizer))) == own
+    assert not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
+
+
+def test_a_scaler_that_was_not_passed_is_a_stranger_and_a_disabled_one_is_not_seen() -> None:
+    parts = Parts()
+    other, idle = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
+    with Observer(parts.training) as observer:
+        other.scale(torch.ones(()))
+        idle.scale(torch.ones(()))
+        made = torch.amp.GradScaler("cpu")
+        made.scale(torch.ones(()))
+    assert observer.strangers == [other] and observer.update.scalers_made == 1
+
+
+def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -> None:
+    parts = Parts()
+    optimizer = torch.optim.LBFGS(parts.model.parameters(), max_iter=4)
+    training = Training(lambda: None, [parts.model], [optimizer], [], [])
+    first = torch.autograd.grad(F.cross_entropy(parts.model(parts.x), parts.y), list(parts.model.parameters()))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(parts.model(parts.x), parts.y)
+        loss.backward()
+        return loss
+
+    with Observer(training) as observer:
+        optimizer.step(closure)
+    (step,) = observer.update.steps()
+    torch.testing.assert_close(step.gradient.values, torch.cat([one.flatten() for one in first]))
+    assert step.closure and len(observer.update.backwards) > 1
+
+
+def test_gradients_are_followed_from_pass_to_step() -> None:
+    parts = Parts()
+    with Observer(parts.training) as observer:
+        for clears in (False, True):
+            parts.loss().backward()
+            parts.loss().backward()
+            parts.optimizer.step()
+            if clears:
+                parts.optimizer.zero_grad()
+        parts.loss().backward()
+        parts.optimizer.zero_grad()
+        parts.loss().backward()
+        parts.optimizer.step()
+    first, second, third = steps_of(observer.update.events, 0)
+    passes = observer.update.backwards
+    assert first.parts == passes[:2] and not first.stale
+    assert second.parts == passes[:4] and second.stale == passes[:2]  # nobody cleared
+    assert third.parts == passes[5:] and third.cleared == [passes[4]]
+
+
+LOSSES = {
+    "cross_entropy": lambda out, target: F.cross_entropy(out, target.argmax(1)),
+    "nll_loss": lambda out, target: F.nll_loss(F.log_softmax(out, 1), target.argmax(1)),
+    "mse_loss": F.mse_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "cross_entropy of pictures": lambda out, target: F.cross_entropy(
+        out.mT[None, :, None], target.argmax(1)[None, None]
+    ),
+    "huber_loss": F.huber_loss,
+    "soft_margin_loss": lambda out, target: F.soft_margin_loss(out, target.sign()),
+    "binary_cross_entropy_with_logits": lambda out, target: F.binary_cross_entropy_with_logits(out, target.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer, x, target = nn.Linear(4, 3), torch.randn(5, 4), torch.randn(5, 3)
+    with torch.autocast("cpu", dtype=dtype):
+        out = layer(x)
+        inside = LOSSES[name](out, target)
+    assert not look_at([inside]).loss_ops
+    outside = look_at([LOSSES[name](out, target.to(dtype))])
+    assert outside.loss_ops and {one for _, one in outside.loss_ops} == {dtype}
+    assert outside.low == {dtype} and outside.casts and not outside.opaque
+    assert not look_at([LOSSES[name](layer(x), target)]).low
+
+
+def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    assert look_at([Twice.apply(torch.ones(2, requires_grad=True)).sum()]).opaque
+
+
+def test_a_layout_takes_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding, conv = nn.Embedding(5, 3, sparse=True), nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    embedding(torch.tensor([1, 1, 4])).sum().backward()
+    conv(torch.randn(1, 2, 4, 4).to(memory_format=torch.channels_last)).square().sum().backward()
+    weights = [embedding.weight, conv.weight, conv.bias, nn.Parameter(torch.ones(2))]
+    dense = [embedding.weight.grad.to_dense(), conv.weight.grad, conv.bias.grad, torch.zeros(2)]
+    whole = Layout(weights).now()
+    assert torch.equal(whole.values, torch.cat([one.reshape(-1) for one in dense]))
+    assert whole.present == (True, True, True, False)
+    wanted = torch.cat([one.reshape(-1) for one in dense]).norm().item()
+    assert whole.norm == pytest.approx(wanted, rel=1e-6)
+    monkeypatch.setattr("amp_course.watching.records._MOST", 16)
+    sample = Layout(weights).now()
+    assert sample.values.numel() < 20 and sample.norm == pytest.approx(wanted, rel=1e-6)  # norms are of all numbers

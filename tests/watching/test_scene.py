@@ -1,0 +1,82 @@
+"""The scene that exercises run a reader's step on: what it says of a step is what torch says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from amp_course.checking.judging import Failed, call_answer
+from amp_course.watching.scene import Scene, flat
+
+
+def step(scene: Scene, number: int, *, inside: bool = False) -> None:
+    inputs, targets = scene.batches[number]
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = scene.loss_fn(scene.model(inputs), targets)
+        if inside:
+            loss.backward()
+    if not inside:
+        (loss if scene.scaler is None else scene.scaler.scale(loss)).backward()
+    if scene.scaler is None:
+        scene.optimizer.step()
+    else:
+        scene.scaler.step(scene.optimizer)
+        scene.scaler.update()
+
+
+def test_what_a_step_did_is_told_as_facets() -> None:
+    scene = Scene(random.Random(1), 2, overflow_at=(1,), scaler={"init_scale": 256.0})
+    inputs, targets = scene.batches[0]
+    before = scene.weights()
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = cross_entropy(scene.model(inputs), targets)
+    want = flat(torch.autograd.grad(loss * 256, list(scene.model.parameters()))) / 256
+    with scene.watch() as update:
+        step(scene, 0)
+    facets = scene.facets(update)
+    assert facets["the dtype of the weights"] == "float32"
+    assert facets["the dtype that the first layer computes in"] == "float16"
+    assert facets["the dtype that the loss is computed in"] == "float32"
+    assert facets["the number of backward passes inside the autocast region"] == 0
+    assert facets["the number of optimizer steps"] == 1
+    torch.testing.assert_close(facets["the gradient at the step"], [want])
+    torch.testing.assert_close(facets["the weights after the step"], before - 0.1 * want)
+    assert facets["the loss scale after the step"] == 256.0
+
+
+def test_a_step_that_overflows_is_skipped() -> None:
+    scene = Scene(random.Random(1), 2, overflow_at=(1,), scaler={"init_scale": 256.0})
+    before = scene.weights()
+    with scene.watch() as update:
+        step(scene, 1)
+    facets = scene.facets(update)
+    assert facets["the number of optimizer steps"] == 0 and facets["the loss scale after the step"] == 128.0
+    assert torch.equal(facets["the weights after the step"], before)
+
+
+def test_backward_inside_the_region_is_counted() -> None:
+    scene = Scene(random.Random(1), 1)
+    with scene.watch() as update:
+        step(scene, 0, inside=True)
+    assert scene.facets(update)["the number of backward passes inside the autocast region"] == 1
+    assert "the loss scale after the step" not in scene.facets(update)
+
+
+def test_two_scenes_of_one_draw_are_alike() -> None:
+    one, other = Scene(random.Random(7), 2), Scene(random.Random(7), 2)
+    assert torch.equal(one.weights(), other.weights()) and torch.equal(one.batches[1][0], other.batches[1][0])
+
+
+def test_an_exception_carries_the_clues_of_its_step() -> None:
+    scene = Scene(random.Random(1), 1)
+
+    def raises() -> None:
+        step(scene, 0)
+        raise KeyError("late")
+
+    with pytest.raises(Failed) as caught, scene.watch():
+        call_answer(raises, "at step 1")
+    assert str(caught.value) == "at step 1" and len(caught.value.clues["arrived"]) == 1
