@@ -21,6 +21,7 @@ from amp_course.diagnosis.report import Report
 from amp_course.doctor import doctor, examine_script
 from amp_course.doctor.files import put_back
 from amp_course.kit.errors import CourseError
+from amp_course.diagnosis.rules.training import check_lost
 from amp_course.watching.twins import Twin
 
 Step = Callable[..., object]
@@ -111,7 +112,7 @@ def lost(dtype: torch.dtype, lr: float, make: type[torch.optim.Optimizer] = torc
         twin.before()
         optimizer.step()
         twin.after()
-    return [one.name for one in twin.findings()]
+    return [one.name for one in check_lost([twin.lost()])]
 
 
 def test_an_update_below_half_the_distance_is_lost_and_one_above_is_not() -> None:
