@@ -447,7 +447,7 @@ class Examination:
         yield from advise_modules(self.modules, wrapped=bool(self.wrapped))
         took = self.training_ended - self.training_began
         if updates > 2 and took > 1.0 and self.waited > _OFTEN * took:
-            yield finding("waits-for-data", share_of_the_time=f"{self.waited / took:.0%}")
+            yield finding("waiting-for-data", share_of_the_time=f"{self.waited / took:.0%}")
 
     def _observed(self, summaries: Any) -> Iterator[str]:
         if self.script.idle and self.observer is not None:

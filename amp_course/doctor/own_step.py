@@ -14,7 +14,7 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import several
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.faults import in_order, without_consequences
+from amp_course.diagnosis.faults import in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.report import Report, listed
@@ -170,23 +170,18 @@ def _together(values: _Values, judged: Report, times: list[tuple[str, str]], sav
     if any(one.name in ("beyond-fp16", "masked-row", "log-of-zero", "division-by-zero", "infinite-derivative", "diverges",
                         "nan-in-data", "weights-not-finite") for one in found):  # fmt: skip
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
-    found = list(in_order(found))
-    findings = without_consequences(found)
     watched = list(advise_speed(watch, values.ranges, values.ran))
-    told_twice = "host-reads" if any(one.name == "host-waits" for one in watched) else ""
-    advice = in_order([*watched, *(one for one in saving if one.name != told_twice)])
     problem = ""
-    if not findings and not judged:
+    if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
     return Report(
-        findings,
+        in_order(found),
         ("values", "weights", *judged.checked) if values.ran else judged.checked,
         judged.not_checked,
         tuple(observed),
         judged.not_put_back,
-        consequences=tuple(one for one in found if one not in findings),
-        advice=advice,
+        advice=in_order([*watched, *saving]),
         facts=(*_facts(values, judged), *times),
         problem=problem,
         device=values.device.type,

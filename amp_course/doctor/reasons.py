@@ -103,9 +103,12 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not trained:
         return
     yield from ("values", "weights", "run")
-    if trained[0]["updates"] > 1:
-        yield from ("backward", "autocast", "steps", "updates", "clearing", "clipping", "loss scale")
-    if trained[0]["scalers"] and trained[0]["stressed"]:
+    one = trained[0]
+    if one["updates"] > 1:
+        yield from ("backward", "autocast", "steps", "clearing")
+    if one["updates"] > 1 and one["scalers"]:
+        yield from ("updates", "clipping", "loss scale")
+    if one["scalers"] and one["stressed"]:
         yield "overflow"
     if len(trained) > 1:
         yield "ranks"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
+from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.doctor.files import put_back
@@ -134,8 +134,7 @@ def _report(
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
     found = [finding_of(one) for result in results for one in result["findings"]]
     found += check_ranks(trained)
-    found = list(in_order(found))
-    findings = without_consequences(found)
+    findings = in_order(found)
     advice = in_order([finding_of(one) for result in trained for one in result["advice"]])
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
@@ -159,8 +158,7 @@ def _report(
         tuple(not_judged(trained)),
         tuple(observed),
         subject=subject,
-        consequences=tuple(one for one in found if one not in findings and one.name != "script-raises"),
-        advice=tuple(one for one in advice if one.name not in {f.name for f in found}),
+        advice=tuple(one for one in advice if one.name not in {f.name for f in findings}),
         facts=(*arguments, *facts(trained)),
         problem=problem,
         output=outcome.lines if failed else (),

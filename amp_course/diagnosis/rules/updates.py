@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -81,7 +82,8 @@ class PairRules:
         for name, one in self.first.items():
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
-                yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+                updates = f"{self.counts[name]} of {self.updates}"
+                yield replace(one, evidence={**one.evidence, "updates": updates})
 
 
 def _mixed_passes(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
