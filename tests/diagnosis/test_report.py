@@ -46,6 +46,7 @@ def test_as_text() -> None:
 def test_html_says_what_the_text_says() -> None:
     page = FULL.to_html()
     assert page.startswith("<!doctype html>") and "<b> found" not in page and "t.py &lt;b&gt;" in page
+    assert "<code>softmax</code> &lt;b&gt;" in page
     told = words(page)
     for one in (*FULL.findings, *FULL.advice):
         for what in (one.name, one.cause.split("`")[0], one.fix.split("`")[0], *map(str, one.evidence), one.place):
