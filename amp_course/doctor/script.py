@@ -14,10 +14,10 @@ from typing import Any
 
 from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.report import Diagnosis, finding_of, listed
+from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.doctor.files import put_back
 from amp_course.doctor.forking import ForkServer
-from amp_course.doctor.reasons import facts, not_judged, reason
+from amp_course.doctor.reasons import checked, facts, not_judged, reason
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
@@ -40,7 +40,7 @@ def examine_script(
     again: bool = True,
     ranks: int = 1,
     server: ForkServer | None = None,
-) -> Diagnosis:
+) -> Report:
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
     steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
@@ -66,7 +66,7 @@ def examine_script(
         )
     if steps < 1 or seconds < 1 or ranks < 1:
         raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
-    subject = " ".join([path.name, *args])
+    arguments = (("arguments", " ".join(args)),) if args else ()
     folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
     changed: tuple[list[str], list[str]] = ([], [])
     try:
@@ -92,7 +92,7 @@ def examine_script(
             changed = put_back(folder)
             put_back(folder / "again")
         shutil.rmtree(folder, ignore_errors=True)
-    return _diagnosis(subject, results, outcome, seconds, changed)
+    return _report(path.name, arguments, results, outcome, seconds, changed)
 
 
 def _all_skipped(one: dict[str, Any]) -> bool:
@@ -117,13 +117,14 @@ def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> 
     return results
 
 
-def _diagnosis(
+def _report(
     subject: str,
+    arguments: tuple[tuple[str, str], ...],
     results: list[dict[str, Any]],
     outcome: Outcome,
     seconds: float,
     changed: tuple[list[str], list[str]],
-) -> Diagnosis:
+) -> Report:
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"]]
@@ -133,7 +134,8 @@ def _diagnosis(
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
     found = [finding_of(one) for result in results for one in result["findings"]]
     found += check_ranks(trained)
-    findings = without_consequences(in_order(found))
+    found = list(in_order(found))
+    findings = without_consequences(found)
     advice = in_order([finding_of(one) for result in trained for one in result["advice"]])
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
@@ -151,10 +153,19 @@ def _diagnosis(
     if broken and not problem and not trained:
         problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
     failed = problem or any(one["ended"] == "error" for one in results)
-    return Diagnosis(
-        subject, findings, tuple(one for one in advice if one.name not in {f.name for f in findings}),
-        tuple(facts(trained)), tuple(observed), tuple(not_judged(trained)), problem, outcome.lines if failed else (),
-    )  # fmt: skip
+    return Report(
+        findings,
+        tuple(checked(trained)),
+        tuple(not_judged(trained)),
+        tuple(observed),
+        subject=subject,
+        consequences=tuple(one for one in found if one not in findings and one.name != "script-raises"),
+        advice=tuple(one for one in advice if one.name not in {f.name for f in found}),
+        facts=(*arguments, *facts(trained)),
+        problem=problem,
+        output=outcome.lines if failed else (),
+        device=trained[0]["device"].partition(":")[0] if trained else "cuda",
+    )
 
 
 def _short(path: str) -> str:

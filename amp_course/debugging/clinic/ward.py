@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_course.debugging.clinic import patients
-from amp_course.doctor import Diagnosis, examine_script
+from amp_course.diagnosis.report import Report
+from amp_course.doctor import examine_script
 from amp_course.doctor.forking import ForkServer, fork_servers
 from amp_course.kit.table import html_table, text_table
 
@@ -29,7 +30,7 @@ KNOWN = {
     "scaler_syncs": "host-waits",
     "bf16_updates": "updates-vanish",
     "tf32_mixed": "tf32-settings-mixed",
-    "poisoned_norm": "spoilt-buffer",
+    "poisoned_norm": "overflow-reached-buffer",
 }
 
 _SPOILER = "Show the table. It names the cause of every patient, so it spoils the exercises."
@@ -51,7 +52,7 @@ def complaint(name: str) -> str:
 class Round:
     """What the doctor said of each patient, by name."""
 
-    diagnoses: dict[str, Diagnosis]
+    diagnoses: dict[str, Report]
 
     def verdict(self, name: str) -> str:
         """Say how a diagnosis compares with what is known: "named", "as advice", "another" or "nothing"."""
@@ -88,7 +89,7 @@ def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Roun
     with fork_servers(at_once) if sys.platform == "linux" else contextlib.nullcontext([None] * at_once) as servers:
         free: list[ForkServer | None] = [*servers]
 
-        def examine(path: Path) -> Diagnosis:
+        def examine(path: Path) -> Report:
             server = free.pop()
             try:
                 return examine_script(path, threads=1, again=False, server=server)

@@ -53,7 +53,7 @@ def check_values(
         faults.append(name_birth(first, found, losses))
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
-        faults.append(finding("spoilt-buffer", buffer=buffers[0], skipped_updates=skipped))
+        faults.append(finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped))
     return faults, []
 
 
