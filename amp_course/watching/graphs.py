@@ -24,10 +24,9 @@ _LOSSES = {
     "HuberLoss": "huber_loss",
     "SoftMarginLoss": "soft_margin_loss",
 }
-# Ops of hand-written losses that autocast runs in float32 on a GPU (the same page).
+# Ops of hand-written losses that autocast runs in float32 on a GPU (the same page). `mean` is none of them.
 _FP32_OPS = {
     "Sum": "sum",
-    "Mean": "mean",
     "Prod": "prod",
     "Pow": "pow",
     "Exp": "exp",

@@ -9,7 +9,8 @@ import pytest
 
 from amp_course.debugging.clinic.ward import KNOWN, ward_round
 from amp_course.distributed import scripts
-from amp_course.doctor import examine_script
+from amp_course.doctor import Diagnosis, examine_script
+from tests.findings.record import of_diagnosis, stored
 
 CHAPTER_10 = Path(scripts.__file__).parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -21,6 +22,13 @@ ALSO = {
 }
 
 
+# of chapter 10, on two ranks
+ON_RANKS = {
+    "ddp_amp": (("--dtype", "fp16", "--epochs", "2"), "clean"), "tensor_parallel_amp": ((), "clean"),
+    "fsdp2_amp": (("--epochs", "1"), "could not run"), "skip_alone": ((), "could not run"),
+}  # fmt: skip
+
+
 def copied(kind: str, name: str, folder: Path) -> Path:
     """A copy, for a script may write next to itself."""
     return Path(shutil.copy(SCRIPTS / kind / f"{name}.py", folder))
@@ -30,19 +38,33 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (SCRIPTS / kind).glob("*.py"))
 
 
+def examined(kind: str, name: str, folder: Path | None = None) -> Diagnosis:
+    """Examine a script that may write next to itself in a folder of its own."""
+    if kind == "ranks":
+        return examine_script(CHAPTER_10 / f"{name}.py", ON_RANKS[name][0], ranks=2, seconds=200)
+    limit = {"sound": 200, "faulty": 200, "odd": 20 if name == "sleeps_for_ever" else 120}[kind]
+    return examine_script(copied(kind, name, folder), seconds=limit)
+
+
+def as_recorded(kind: str, name: str, folder: Path | None = None) -> Diagnosis:
+    """Examine a script, and compare what is said with the record."""
+    found = examined(kind, name, folder)
+    assert of_diagnosis(found) == stored()[f"doctor/{kind}/{name}"], found
+    return found
+
+
 @pytest.mark.parametrize("name", names("sound"))
 def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
-    script = copied("sound", name, tmp_path)
-    found = examine_script(script, seconds=200)
+    found = as_recorded("sound", name, tmp_path)
     assert found.state == "clean", found
-    assert dict(found.facts)["updates"] and [*tmp_path.iterdir()] == [script]
+    assert dict(found.facts)["updates"] and [*tmp_path.iterdir()] == [tmp_path / f"{name}.py"]
 
 
 @pytest.mark.parametrize("name", names("faulty"))
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
-    script = copied("faulty", name, tmp_path)
-    fault = script.read_text("utf-8").splitlines()[0].removeprefix("# fault: ").strip()
-    found = examine_script(script, seconds=200)
+    source = (SCRIPTS / "faulty" / f"{name}.py").read_text("utf-8")
+    fault = source.splitlines()[0].removeprefix("# fault: ").strip()
+    found = as_recorded("faulty", name, tmp_path)
     assert found.exit_code == 1 and {fault, ALSO.get(name)} & set(found.names), found
     assert len(found.findings) <= 2, found
 
@@ -62,17 +84,14 @@ ODD = {
 @pytest.mark.parametrize("name", names("odd"))
 def test_a_script_that_misbehaves_is_told_what_was_seen(name: str, tmp_path: Path) -> None:
     code, words = ODD[name]
-    found = examine_script(copied("odd", name, tmp_path), seconds=20 if name == "sleeps_for_ever" else 120)
+    found = as_recorded("odd", name, tmp_path)
     assert found.exit_code == code and words in " ".join(str(found).split()), found
 
 
-@pytest.mark.parametrize(("script", "args", "state"), [
-    ("ddp_amp.py", ("--dtype", "fp16", "--epochs", "2"), "clean"), ("tensor_parallel_amp.py", (), "clean"),
-    ("fsdp2_amp.py", ("--epochs", "1"), "could not run"), ("skip_alone.py", (), "could not run"),
-])  # fmt: skip
-def test_the_scripts_of_chapter_10_on_two_ranks(script: str, args: tuple[str, ...], state: str) -> None:
-    found = examine_script(CHAPTER_10 / script, args, ranks=2, seconds=200)
-    assert found.state == state, found
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_the_scripts_of_chapter_10_on_two_ranks(name: str) -> None:
+    found = as_recorded("ranks", name)
+    assert found.state == ON_RANKS[name][1], found
 
 
 def test_a_script_for_torchrun_says_so() -> None:
@@ -82,5 +101,7 @@ def test_a_script_for_torchrun_says_so() -> None:
 def test_at_least_ten_patients_are_named() -> None:
     ward = ward_round()
     assert ward.named >= 10, ward
+    for name, one in ward.diagnoses.items():
+        assert of_diagnosis(one) == stored()[f"patient/{name}"], one
     assert {name for name in KNOWN if ward.verdict(name) == "another"} == set(), ward
     assert ward.verdict("scaler_syncs") == "as advice"
