@@ -185,11 +185,7 @@ class GradientExperiments:
                     "the gradients were clipped before they were divided by the loss scale: their norm comes out that much too "
                     "small"
                 )
-                return replace(
-                    finding("clipped-while-scaled", cause, **evidence),
-                    cure="Divide by the loss scale before you clip",
-                    code="",
-                )
+                return finding("clipped-while-scaled", cause, variant="by-hand", **evidence)
         return None
 
     def _arrivals(self, update: Update, number: int) -> torch.Tensor | None:
