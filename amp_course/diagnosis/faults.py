@@ -108,7 +108,7 @@ ADVICE = {
         "DataLoader(…, num_workers=2)",
     ),
     "trains-in-evaluation-mode": Fault(
-        "weights", "the model trains in evaluation mode throughout: dropout is off, and batch norm uses its running statistics; "
+        "weights", "weights are trained in evaluation mode: dropout is off, and batch norm uses its running statistics; "
         "some fine-tuning wants that, other training does not", "If it is not meant, put it into training mode", "11.7",
         "model.train()",
     ),
@@ -154,6 +154,7 @@ UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip
 _CONSEQUENCES = {
     "nan-in-data": {"weights-not-finite", "scale-keeps-falling"},
     "updates-vanish": {"weights-unchanged"},
+    "optimizer-of-old-weights": {"frozen-optimizer"},
     "ranks-with-different-scales": {"ranks-drift", "scale-keeps-falling"},
     "ranks-with-different-counts": {"ranks-drift", "ranks-with-different-scales"},
     "never-cleared": {"kept-after-skip", "scale-keeps-falling", "diverges"},

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from amp_course.diagnosis.findings import Finding, finding_html
 from amp_course.kit.markup import inline_html, plain_text
 
-State = Literal["clean", "fault", "could not run"]
+State = Literal["clean", "fault", "could not run", "too little seen"]
 _WIDTH = 100
-EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2}
+EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2, "too little seen": 2}
 _PAGE = (
     "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     "<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;"
@@ -37,6 +37,7 @@ class Diagnosis:
     not_judged: pairs of what was not judged, and why
     problem:  why it could not be examined, with the cure; "" if it could
     output:   the last lines that a script printed, where it ended with an error
+    too_little: how much was seen, where that is too little to call it clean, and what would be enough; "" where it is not
     """
 
     subject: str
@@ -47,15 +48,18 @@ class Diagnosis:
     not_judged: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     output: tuple[str, ...] = ()
+    too_little: str = ""
 
     @property
     def state(self) -> State:
-        """Whether it is clean, has a fault, or could not run."""
-        return "fault" if self.findings else "could not run" if self.problem else "clean"
+        """Whether it is clean, has a fault, could not run, or ended before there was enough to see."""
+        if self.findings:
+            return "fault"
+        return "could not run" if self.problem else "too little seen" if self.too_little else "clean"
 
     @property
     def exit_code(self) -> int:
-        """0 if it is clean, 1 for a fault, 2 if it could not run."""
+        """0 if it is clean, 1 for a fault, 2 if it could not run or too little was seen."""
         return EXIT_CODES[self.state]
 
     def __bool__(self) -> bool:
@@ -79,10 +83,10 @@ class Diagnosis:
             return f"{count} fault{'s' * (count > 1)} found in {self.subject}"
         if self.problem:
             return f"{self.subject} could not be examined"
-        return f"No fault found in {self.subject}"
+        return f"Too little seen of {self.subject}" if self.too_little else f"No fault found in {self.subject}"
 
     def __str__(self) -> str:
-        lines = [self.head, *_wrapped(self.problem, "  ")]
+        lines = [self.head, *_wrapped(self.problem or ("" if self.findings else self.too_little), "  ")]
         for number, one in enumerate(self.findings, 1):
             first, *rest = str(one).splitlines()
             lines += ["", *_wrapped(f"{number}. {first}", "", "   "), *_lines(rest)]
@@ -110,7 +114,8 @@ class Diagnosis:
         return f"<p><b>{html.escape(self.head)}.</b></p>{self._body()}"
 
     def _body(self) -> str:
-        parts = [f"<p>{inline_html(self.problem)}</p>"] if self.problem else []
+        said = self.problem or ("" if self.findings else self.too_little)
+        parts = [f"<p>{inline_html(said)}</p>"] if said else []
         parts += [_finding_html(one) for one in self.findings]
         if self.advice:
             parts += [
@@ -138,7 +143,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values; `json.dumps` takes it."""
         return {
-            "subject": self.subject, "state": self.state, "problem": self.problem,
+            "subject": self.subject, "state": self.state, "problem": self.problem or self.too_little,
             "faults": [asdict(one) for one in self.findings], "advice": [asdict(one) for one in self.advice],
             "seen": dict(self.facts), "observed": list(self.observed),
             "not judged": [{"what": name, "because": why} for name, why in self.not_judged], "output": list(self.output),

@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 from amp_course import cli
 from amp_course.debugging.clinic.ward import KNOWN, Round
 from amp_course.diagnosis.faults import ADVICE, FAULTS, finding, in_order, without_consequences
+from amp_course.diagnosis.rules.training import check_lost
 from amp_course.doctor import Diagnosis, doctor, examine_script
 from amp_course.doctor.files import put_back
 from amp_course.kit.errors import CourseError
-from amp_course.diagnosis.rules.training import check_lost
 from amp_course.watching.twins import Twin
 
 Step = Callable[..., object]

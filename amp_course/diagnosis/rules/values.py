@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -84,7 +85,11 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
     if reached := found.reached(birth):
         evidence["it reached"] = ", ".join(dict.fromkeys(f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
                                                          for kind, name in reached[:3]))  # fmt: skip
-    return finding(name, cause, **evidence)
+    one = finding(name, cause, **evidence)
+    if birth.phase == "optimizer" and name == "division-by-zero":
+        cure = "Keep the weights in fp32 and let autocast cast them, or take an eps that this format holds"
+        one = replace(one, cure=cure, code="torch.optim.Adam(model.float().parameters())")
+    return one
 
 
 def _untaken(birth: Birth, found: Nonfinite) -> tuple[str, str] | None:
