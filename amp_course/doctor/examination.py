@@ -49,6 +49,7 @@ from amp_course.watching.script import Script, ScriptObserver
 from amp_course.watching.twins import Twins
 
 _OFTEN = 0.5  # of the time
+_MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
 
 
@@ -271,7 +272,7 @@ class Examination:
             self.sharded = True
             return
         scalers = [one for one in self.scalers if one.is_enabled()]
-        training = Training(lambda: None, [], alive, scalers, list(self.schedulers))
+        training = Training(lambda: None, [], alive[:_MOST_OPTIMIZERS], scalers, list(self.schedulers))
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
         self.watch.counting, self._fresh = True, True
@@ -455,7 +456,7 @@ class Examination:
 
     def _advice(self, updates: int) -> Iterator[Finding]:
         yield from advise_speed(self.watch, self.ranges, updates)
-        yield from advise_modules(self.modules, wrapped=bool(self.wrapped))
+        yield from advise_modules(self.modules, wrapped=bool(self.wrapped) or len(self.optimizers) > _MOST_OPTIMIZERS)
         took = self.training_ended - self.training_began
         if updates > 2 and took > 1.0 and self.waited > _OFTEN * took:
             yield finding("waits-for-data", share_of_the_time=f"{self.waited / took:.0%}")
@@ -464,6 +465,8 @@ class Examination:
         if self.observer is not None:
             stepped = frozenset().union(*(one.stepped for one in summaries))
             optimizers = self.observer.training.optimizers
+            if len(self.optimizers) > _MOST_OPTIMIZERS:
+                yield f"Of {len(self.optimizers)} optimizers, {len(optimizers)} were followed."
             idle = [type(optimizers[number]).__name__ for number in sorted(self.script.idle - stepped)]
             if idle:
                 yield f"{len(idle)} of {len(optimizers)} optimizers took no step while it was watched: {', '.join(idle)}."

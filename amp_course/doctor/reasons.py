@@ -24,6 +24,11 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
     if main["error"]:
         return _error(main["error"], outcome)
     ended, code = main["ended"], outcome.code
+    if not results and outcome.late:
+        return (
+            f"After {seconds:g} seconds it was too busy to stop, and what had been seen is lost: give it more time with "
+            "`--timeout`, or less to do (a smaller model)."
+        )
     if ended == "exit" and "usage:" in "\n".join(outcome.lines):
         return f"It ended with exit code {code} over its arguments: give them after its name, as you do for `python`."
     if outcome.late or ended == "time":
