@@ -139,6 +139,19 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "it ran for", f"{one['seconds']:.0f} s"
 
 
+def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the behaviours that were judged."""
+    if not trained:
+        return
+    yield from ("values", "weights", "run")
+    if trained[0]["updates"] > 1:
+        yield from ("backward", "autocast", "steps", "updates", "clearing", "clipping", "loss scale")
+    if trained[0]["scalers"] and trained[0]["stressed"]:
+        yield "overflow"
+    if len(trained) > 1:
+        yield "ranks"
+
+
 def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield what could not be judged, and why."""
     if not trained:

@@ -17,10 +17,10 @@ from typing import Any
 
 from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.report import Diagnosis, finding_of, listed
+from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.files import put_back
-from amp_course.doctor.reasons import ENOUGH, facts, more_to_see, not_judged, reason
+from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, reason
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
@@ -36,7 +36,7 @@ def examine_script(
     script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False, steps: int = STEPS,
     seconds: float = SECONDS, keep_files: bool = False, threads: int | None = None, again: bool = True, ranks: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> Diagnosis:  # fmt: skip
+) -> Report:  # fmt: skip
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
     module:     `script` is the name of a module, to be run by `python -m`
@@ -55,7 +55,7 @@ def examine_script(
     if steps < 1 or seconds < 1 or ranks < 1:
         raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
     command = ["-m", str(script), *args] if module else [str(_script(Path(script))), *args]
-    subject = " ".join([f"-m {script}" if module else Path(script).name, *map(_short_argument, args)])
+    subject = f"-m {script}" if module else Path(script).name
     run = functools.partial(run_script, command, keep_files=keep_files, threads=threads, ranks=ranks, progress=progress)
     folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
     changed: tuple[list[str], list[str]] = ([], [])
@@ -81,7 +81,7 @@ def examine_script(
                 changed = put_back(folder)
                 put_back(folder / "again")
             shutil.rmtree(folder, ignore_errors=True)
-    return _diagnosis(subject, results, outcome, seconds, changed)
+    return _report(subject, args, results, outcome, seconds, changed)
 
 
 def _script(path: Path) -> Path:
@@ -95,10 +95,6 @@ def _script(path: Path) -> Path:
             "`doctor(model, train_step, batches)`."
         )
     return path
-
-
-def _short_argument(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}…"
 
 
 @contextlib.contextmanager
@@ -141,9 +137,10 @@ def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> 
     return results
 
 
-def _diagnosis(
-    subject: str, results: list[dict[str, Any]], outcome: Outcome, seconds: float, changed: tuple[list[str], list[str]]
-) -> Diagnosis:  # fmt: skip
+def _report(
+    subject: str, args: Sequence[str], results: list[dict[str, Any]], outcome: Outcome, seconds: float,
+    changed: tuple[list[str], list[str]],
+) -> Report:  # fmt: skip
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
@@ -151,12 +148,12 @@ def _diagnosis(
         for one in trained:
             if one["ended"] == "error":
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
-    found = [finding_of(one) for result in results for one in result["findings"]]
-    found += check_ranks(trained)
     sharded = any(one.get("sharded") for one in results)
     left_out = ADVISED | ({"script-raises"} if sharded else set())
-    findings = without_consequences(in_order([one for one in found if one.name not in left_out]))
-    advice = [one for one in found if one.name in ADVISED]
+    named = [finding_of(one) for result in results for one in result["findings"]] + list(check_ranks(trained))
+    found = in_order(one for one in named if one.name not in left_out)
+    findings = without_consequences(found)
+    advice = [one for one in named if one.name in ADVISED]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
@@ -171,10 +168,14 @@ def _diagnosis(
     if broken and not problem and not trained:
         problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
     failed = problem or any(one["ended"] == "error" for one in results)
-    return Diagnosis(
-        subject, findings, tuple(one for one in in_order(advice) if one.name not in {f.name for f in findings}),
-        tuple(facts(trained)), tuple(observed), tuple(not_judged(trained)), problem, outcome.lines if failed else (),
-        too_little="" if problem or updates >= ENOUGH else more_to_see(trained),
+    return Report(
+        findings, tuple(checked(trained)), tuple(not_judged(trained)), tuple(observed), subject=subject,
+        consequences=tuple(one for one in found if one not in findings and one.name != "script-raises"),
+        advice=tuple(one for one in in_order(advice) if one.name not in {f.name for f in found}),
+        facts=(*([("arguments", " ".join(args))] if args else []), *facts(trained)),
+        too_little="" if findings or problem or updates >= ENOUGH else more_to_see(trained),
+        problem=problem, output=outcome.lines if failed else (),
+        device=trained[0]["device"].partition(":")[0] if trained else "cuda",
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_course.debugging.clinic import patients
-from amp_course.doctor import Diagnosis, examine_script
+from amp_course.diagnosis.report import Report
+from amp_course.doctor import examine_script
 from amp_course.kit.table import html_table, text_table
 
 # The patients in the order of the exercises → what the doctor calls the cause.
@@ -26,7 +27,7 @@ KNOWN = {
     "scaler_syncs": "host-waits",
     "bf16_updates": "updates-vanish",
     "tf32_mixed": "tf32-settings-mixed",
-    "poisoned_norm": "spoilt-buffer",
+    "poisoned_norm": "overflow-reached-buffer",
 }
 
 _SPOILER = "Show the table. It names the cause of every patient, so it spoils the exercises."
@@ -48,7 +49,7 @@ def complaint(name: str) -> str:
 class Round:
     """What the doctor said of each patient, by name."""
 
-    diagnoses: dict[str, Diagnosis]
+    diagnoses: dict[str, Report]
 
     def verdict(self, name: str) -> str:
         """Say how a diagnosis compares with what is known: "named", "as advice", "as observed", "another" or "nothing"."""
@@ -57,7 +58,7 @@ class Round:
             return "named"
         if known in one.advised:
             return "as advice"
-        observed = any(text.startswith(known) for text in one.observed)
+        observed = any(text.startswith(known) for text in one.observations)
         return "as observed" if observed else "another" if one.findings else "nothing"
 
     @property
@@ -85,7 +86,7 @@ class Round:
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
     """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
 
-    def examine(name: str) -> Diagnosis:
+    def examine(name: str) -> Report:
         return examine_script(find_patient(name), threads=1, again=False)
 
     with ThreadPoolExecutor(at_once) as pool:

@@ -26,7 +26,7 @@ poisoned_norm = Exercise(
         "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before the scaler has "
         "looked at any gradient. They are buffers.",
         "Before each batch, `before = [b.clone() for b in model.buffers()]`; after `scaler.update()`, if the loss was not "
-        "finite, `b.copy_(old)` for each of them; the cause is 'spoilt-buffer'.",
+        "finite, `b.copy_(old)` for each of them; the cause is 'overflow-reached-buffer'.",
     ),
     why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that the running ones are NaN. A "
     "moving average never forgets a NaN.",
@@ -36,7 +36,7 @@ poisoned_norm = Exercise(
 
 
 def right(model: Any, batches: Any) -> list[float]:
-    cause("spoilt-buffer")
+    cause("overflow-reached-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from amp_course.diagnosis.faults import finding
-from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.findings import Finding, fix_text
 from amp_course.diagnosis.report import listed
 from amp_course.watching.births import Line
 from amp_course.watching.buried import Buried
@@ -89,9 +88,8 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
     """Yield what costs time on a GPU, and where fp16 is nearly left."""
     lines = _reading_lines(watch, updates, on_cpu=False)
     if lines:
-        fix, code = _less_reading([line for line, _ in lines])
         often = ", ".join(f"{line.place}: {max(round(count / updates), 1)}" for line, count in lines)
-        yield replace(finding("host-waits", reads_in_each_update=often), cure=fix, code=code)
+        yield finding("host-waits", reads_in_each_update=often, variant=_kind_of_read(lines[0][0]))
     if ranges is not None and watch.matmuls["float16"]:
         close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
         if close:
@@ -103,11 +101,12 @@ def observe_reads(watch: DoctorsWatch, updates: int) -> Iterator[str]:
     """Yield what a training on a CPU reads in each update, which costs it nothing there."""
     lines = _reading_lines(watch, updates, on_cpu=True)
     if lines:
-        fix, code = _less_reading([line for line, _ in lines])
         where = listed(str(line) for line, _ in lines)
+        verb = "reads" if len(lines) == 1 else "read"
+        one = finding("host-waits", variant=_kind_of_read(lines[0][0]))
         yield (
-            f"host-waits, if it ran on a GPU: {where} {'reads' if len(lines) == 1 else 'read'} the value of a tensor in each "
-            f"update, and a GPU's work has to be done by then. {fix}: `{code}`"
+            f"{one.name}, if it ran on a GPU: {where} {verb} a tensor's value in each update, and a GPU's work has to be done by "
+            f"then. {fix_text(one)}"
         )
 
 
@@ -120,12 +119,8 @@ def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[t
     return [one for one in counts.most_common(4) if updates and one[1] >= _OFTEN * updates]
 
 
-def _less_reading(lines: Sequence[Line]) -> tuple[str, str]:
-    """Return what spares such reads, as a sentence and as code: by what the first of these lines does."""
-    source = lines[0].source
-    if re.search(r"\.step\(", source):
-        fused = "torch.optim.AdamW(model.parameters(), fused=True)"
-        return "The scaler asks for inf: a fused optimizer looks for it itself", fused
-    if re.match(r"(if|elif|while|assert)\b", source):
-        return "Decide on the device, or look only at every n-th step", "if step % 100 == 0: …"
-    return "Read it for every n-th step alone, and keep the tensor until then", "total += loss.detach()"
+def _kind_of_read(line: Line) -> str:
+    """Return which of the fixes fits a line that reads a value: that for the scaler's read, for a decision, or for a log."""
+    if re.search(r"\.step\(", line.source):
+        return "scaler"
+    return "decision" if re.match(r"(if|elif|while|assert)\b", line.source) else ""

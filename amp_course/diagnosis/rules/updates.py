@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -89,11 +88,9 @@ class PairRules:
         elif any(p.requires_grad for p in weights):
             self.bare[key] += len(steps)
             kind = f"{type(training.optimizers[number]).__name__}, number {number + 1} of {len(training.optimizers)}"
-            self.frozen[key] = replace(
-                frozen_optimizer(training, number),
-                cure="Look at what stands between these weights and the loss",
-                code="loss = loss_of(discriminator(fake))  # and not of fake.detach()",
-                evidence={"optimizer": kind, "steps": self.bare[key]},
+            cause = frozen_optimizer(training, number).cause
+            self.frozen[key] = finding(
+                "frozen-optimizer", cause, optimizer=kind, steps=self.bare[key], variant="detached"
             )
 
     def look_at_rest(self, update: Update, training: Training) -> None:

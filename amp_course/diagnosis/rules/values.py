@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -54,7 +53,7 @@ def check_values(
         faults.append(name_birth(first, found, losses))
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
-        faults.append(finding("spoilt-buffer", buffer=buffers[0], skipped_updates=skipped))
+        faults.append(finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped))
     return faults, []
 
 
@@ -85,11 +84,9 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
     if reached := found.reached(birth):
         evidence["it reached"] = ", ".join(dict.fromkeys(f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
                                                          for kind, name in reached[:3]))  # fmt: skip
-    one = finding(name, cause, **evidence)
     if birth.phase == "optimizer" and name == "division-by-zero":
-        cure = "Keep the weights in fp32 and let autocast cast them, or take an eps that this format holds"
-        one = replace(one, cure=cure, code="torch.optim.Adam(model.float().parameters())")
-    return one
+        evidence["variant"] = "optimizer"
+    return finding(name, cause, **evidence)
 
 
 def _untaken(birth: Birth, found: Nonfinite) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-# fault: spoilt-buffer
+# fault: overflow-reached-buffer
 """Tells three kinds of signal apart by their energy in a fixed bank of filters."""
 
 import torch
