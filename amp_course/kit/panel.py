@@ -47,7 +47,7 @@ class Panel(widgets.VBox):
 
     A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives `still()`.
 
-    side_by_side: whether the controls may stand to the left of the view, on a wide page; else they stay above it
+    side_by_side: whether the controls may be left of the view on a wide page; if not, they stay above it
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Panel(widgets.VBox):
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)",
                 padding="8px 12px",
-                max_width="84em" if side_by_side else "62em",
+                max_width="84em",
             ),
         )
         self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers

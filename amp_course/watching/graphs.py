@@ -32,7 +32,7 @@ _OPS = {
     "Norm": "norm.Scalar",
 }  # fmt: skip
 _FP32_OPS = {
-    node: op.split(".")[0]
+    node: op.split(".")[0].removeprefix("linalg_vector_")
     for node, op in _OPS.items()
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "AutocastCUDA")
 }
