@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from amp_course.debugging.clinic.ward import KNOWN, ward_round
 from amp_course.debugging.doctor import examine_script
+from amp_course.debugging.doctor.forking import ForkServer, fork_servers
 from amp_course.distributed import scripts
 
 CHAPTER_10 = Path(scripts.__file__).parent
@@ -30,19 +33,29 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (SCRIPTS / kind).glob("*.py"))
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer | None]:
+    """Fork the sound and the faulty scripts, without the import of torch; the others are commands."""
+    if sys.platform != "linux":
+        yield None
+        return
+    with fork_servers() as (started,):
+        yield started
+
+
 @pytest.mark.parametrize("name", names("sound"))
-def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
+def test_a_sound_script_is_not_accused(name: str, tmp_path: Path, server: ForkServer | None) -> None:
     script = copied("sound", name, tmp_path)
-    found = examine_script(script, seconds=200)
+    found = examine_script(script, seconds=200, server=server)
     assert found.state == "clean", found
     assert dict(found.facts)["updates"] and [*tmp_path.iterdir()] == [script]
 
 
 @pytest.mark.parametrize("name", names("faulty"))
-def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
+def test_a_fault_is_named(name: str, tmp_path: Path, server: ForkServer | None) -> None:
     script = copied("faulty", name, tmp_path)
     fault = script.read_text("utf-8").splitlines()[0].removeprefix("# fault: ").strip()
-    found = examine_script(script, seconds=200)
+    found = examine_script(script, seconds=200, server=server)
     assert found.exit_code == 1 and {fault, ALSO.get(name)} & set(found.names), found
     assert len(found.findings) <= 2, found
 
