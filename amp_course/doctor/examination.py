@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import dataloader
 
-from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors
