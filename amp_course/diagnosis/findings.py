@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,15 +88,18 @@ def finding_html(one: Finding, sign: str = "✗") -> str:
     """Return a finding as HTML, escaped: its name and what is wrong, the fix, and a table of what was measured."""
     place = f"<i>Where:</i> {inline_html(one.place)}<br>" if one.place else ""
     where = f" <small>({section_text(one.section)})</small>" if section_text(one.section) else ""
-    cell = '<td style="text-align:left">'
-    rows = "".join(
-        f"<tr>{cell}{html.escape(key)}</td>{cell}{inline_html(_number(value))}</td></tr>"
-        for key, value in one.evidence.items()
-    )
     return (
         f"<p><b>{sign} {html.escape(one.name)}</b>: {inline_html(one.cause)}.<br>{place}"
-        f"<i>Fix:</i> {inline_html(fix_text(one))}{where}</p>" + (f"<table>{rows}</table>" if rows else "")
+        f"<i>Fix:</i> {inline_html(fix_text(one))}{where}</p>"
+        + pairs_html((key, _number(value)) for key, value in one.evidence.items())
     )
+
+
+def pairs_html(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return names and texts as a table of two columns, "" for none."""
+    cell = '<td style="text-align:left">'
+    rows = "".join(f"<tr>{cell}{html.escape(key)}</td>{cell}{inline_html(text)}</td></tr>" for key, text in pairs)
+    return f"<table>{rows}</table>" if rows else ""
 
 
 def _number(value: float | int | str) -> str:

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of, without_consequences
-from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, finding_of
+from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, pairs_html
 from amp_course.kit.markup import inline_html, plain_text
-
-__all__ = ["Report", "count", "finding_of", "listed"]
 
 State = Literal["clean", "fault", "could not run", "too little seen", "not judged"]
 EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2, "too little seen": 2, "not judged": 2}
@@ -142,8 +140,7 @@ class Report:
         for number, one in enumerate(self.findings, 1):
             lines += ["", *_finding_lines(one, f"{number}. ")]
             for other in self.following(one):
-                measured = f" ({evidence_text(other.evidence)})" if other.evidence else ""
-                lines += _wrapped(f"Follows from it: {other.name}{measured}", "   ", "      ")
+                lines += _wrapped(_consequence(other), "   ", "      ")
         if self.advice:
             lines += ["", "Advice (not counted as faults):"]
             for one in self.advice:
@@ -178,15 +175,11 @@ class Report:
         parts = [f"<p>{inline_html(text)}</p>" for text in (self.problem, self.too_little) if text]
         for number, one in enumerate(self.findings, 1):
             parts.append(finding_html(one, f"✗ {number}."))
-            for other in self.following(one):
-                measured = f" ({evidence_text(other.evidence)})" if other.evidence else ""
-                parts.append(f"<p>Follows from it: {html.escape(other.name + measured)}</p>")
+            parts += [f"<p>{inline_html(_consequence(other))}</p>" for other in self.following(one)]
         if self.advice:
             parts += ["<p><b>Advice</b> (not counted as faults):</p>", *(finding_html(one, "→") for one in self.advice)]
         if self.facts:
-            cell = '<td style="text-align:left">'
-            rows = (f"<tr>{cell}{html.escape(a)}</td>{cell}{inline_html(b)}</td></tr>" for a, b in self.facts)
-            parts.append(f"<p><b>Seen</b></p><table>{''.join(rows)}</table>")
+            parts.append(f"<p><b>Seen</b></p>{pairs_html(self.facts)}")
         for title, texts in self._lists():
             items = "".join(f"<li>{inline_html(text)}</li>" for text in texts)
             parts.append(f"<p><b>{title}</b></p><ul>{items}</ul>")
@@ -225,6 +218,11 @@ class Report:
 def _plain_line(line: str) -> str:
     """Return what a terminal shows of a line: no colours, and of a progress bar its last state."""
     return _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
+
+
+def _consequence(one: Finding) -> str:
+    measured = f" ({evidence_text(one.evidence)})" if one.evidence else ""
+    return f"Follows from it: {one.name}{measured}"
 
 
 def _finding_lines(one: Finding, first: str) -> list[str]:

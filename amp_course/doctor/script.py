@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.diagnosis.catalogue import finding, in_order
-from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.report import Report, finding_of, listed
+from amp_course.diagnosis.findings import Finding, finding_of
+from amp_course.diagnosis.report import Report, listed
 from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.files import put_back
 from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, reason

@@ -122,7 +122,7 @@ class PairRules:
         usual = statistics.median([passes for passes, unused in self.groups if not unused] or [0])
         if 2 <= len(dropping) < _OFTEN * len(self.groups) and usual > max(dropping):
             yield finding("micro-batches-dropped", updates=f"{len(dropping)} of {len(self.groups)}",
-                          micro_batches_in_each=f"{max(dropping)}, beside the {usual:g} that were used")  # fmt: skip
+                          micro_batches_in_each=f"{max(dropping)}, and {usual:g} in those that were used")  # fmt: skip
         yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= _NEVER)
 
 
