@@ -27,7 +27,14 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.stress import poisoned_pass
-from amp_course.diagnosis.rules.training import advise_modules, advise_speed, check_buried, check_lost, check_modules
+from amp_course.diagnosis.rules.training import (
+    advise_modules,
+    advise_speed,
+    check_buried,
+    check_lost,
+    check_modules,
+    observe_reads,
+)
 from amp_course.diagnosis.rules.updates import PairRules, check_stress, check_summaries
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.watching import taps
@@ -42,6 +49,7 @@ from amp_course.watching.twins import Twins
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
 _OFTEN = 0.5  # of the time
+_MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
 
 
@@ -115,7 +123,7 @@ class Watchers:
             self.sharded = True
             return
         scalers = [one for one in self.made.scalers if one.is_enabled()]
-        training = Training(lambda: None, [], alive, scalers, list(self.made.schedulers))
+        training = Training(lambda: None, [], alive[:_MOST_OPTIMIZERS], scalers, list(self.made.schedulers))
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
         self.watch.counting = True
@@ -127,6 +135,7 @@ class Watchers:
             self.observer.__exit__()
             self.observer = None
             self.script.recent.clear()
+            self.script.idle.clear()
             self.modules.reset()
 
     @property
@@ -164,6 +173,7 @@ class Examination:
     def __init__(self, steps: int, seconds: float, folder: Path) -> None:
         self.steps, self.seconds, self.folder = steps, seconds, folder
         self.child = self.done = False  # a child was made by fork
+        self.programs: list[str] = []  # of Python's, that were started
         self.seen: Watchers
         self._stack = contextlib.ExitStack()
 
@@ -183,7 +193,7 @@ class Examination:
         self.rules = PairRules()
         self.stress: list[Update] = []  # the plain one, the poisoned one
         self.found: list[Finding] = []
-        self.ended = 0.0  # the last update
+        self.ended = self._shown = 0.0  # the last update, and the last whose number was written down
         self.before: tuple[int, Values] | None = None  # updates, and values seen, before the inf
         threading.Thread(target=self._wait, daemon=True).start()
 
@@ -203,6 +213,9 @@ class Examination:
         seen.watch.step = number + 1
         seen.buried.look_for()
         self.ended = time.monotonic()
+        if self.ended - self._shown > 0.2:
+            self._shown = self.ended
+            (self.folder / "progress").write_text(str(number))
         seen.ranks.end_update([p for slot in training.slots for p in slot.parameters])
         if len(self.stress) == 2:
             plain, poisoned = self.stress
@@ -298,12 +311,11 @@ class Examination:
         if not any(one.name == "beyond-fp16" for one in found):
             found += check_buried(seen.buried)
         found += check_lost(seen.twins.lost())
-        loose = len(seen.observer.update.backwards) if seen.observer is not None else 0
         weights = [p for one in seen.made.optimizers for p in _weights(one)]
         return {
             "ended": why, "code": code if isinstance(code, int) else 1, "error": errors.described(error) if error else "",
-            "updates": updates, "passes": sum(one.passes for one in summaries) + loose,
-            "backward_calls": seen.calls.passes, "by_hand": seen.calls.by_hand,
+            "updates": updates, "asked": self.steps, "passes": seen.calls.passes, "by_hand": seen.calls.by_hand,
+            "programs": self.programs[:3],
             "steps": sum(len(one.stepped) for one in summaries), "skipped": sum(one.skipped for one in summaries),
             "sharded": seen.sharded, "device": str(next((p.device for p in weights), "cpu")),
             "optimizers": [type(one).__name__ for one in seen.made.optimizers], "scalers": len(seen.made.scalers),
@@ -313,7 +325,7 @@ class Examination:
             "losses": losses[:1] + losses[-1:], "lines": script.most_common_lines(),
             "stressed": len(self.stress) == 2, "seconds": time.monotonic() - self.began,
             "findings": [asdict(one) for one in found], "advice": [asdict(one) for one in self._advice(updates)],
-            "observed": [*observed, *self._observed()],
+            "observed": [*observed, *self._observed(summaries)],
         }  # fmt: skip
 
     def _errors(self, error: BaseException | None, summaries: Any, births: Any) -> Iterator[Finding]:
@@ -332,16 +344,23 @@ class Examination:
     def _advice(self, updates: int) -> Iterator[Finding]:
         seen = self.seen
         yield from advise_speed(seen.watch, seen.ranges, updates)
-        yield from advise_modules(seen.modules, wrapped=bool(seen.ranks.wrapped))
+        many = len(seen.made.optimizers) > _MOST_OPTIMIZERS
+        yield from advise_modules(seen.modules, wrapped=bool(seen.ranks.wrapped) or many)
         took, waited = self.ended - seen.began, seen.calls.waited
         if updates > 2 and took > 1.0 and waited > _OFTEN * took:
-            yield finding("waits-for-data", share_of_the_time=f"{waited / took:.0%}")
+            yield finding("waiting-for-data", share_of_the_time=f"{waited / took:.0%}")
 
-    def _observed(self) -> Iterator[str]:
-        seen, observer = self.seen, self.seen.observer
-        if seen.script.idle and observer is not None:
-            names = [type(observer.training.optimizers[n]).__name__ for n in sorted(seen.script.idle)]
-            yield f"{len(names)} of {len(seen.made.optimizers)} optimizers took no step while it was watched: {', '.join(names)}."
+    def _observed(self, summaries: Any) -> Iterator[str]:
+        seen, observer, made = self.seen, self.seen.observer, self.seen.made.optimizers
+        if observer is not None:
+            stepped = frozenset().union(*(one.stepped for one in summaries))
+            optimizers = observer.training.optimizers
+            if len(made) > _MOST_OPTIMIZERS:
+                yield f"Of {len(made)} optimizers, {len(optimizers)} were followed."
+            idle = [type(optimizers[number]).__name__ for number in sorted(seen.script.idle - stepped)]
+            if idle:
+                yield f"{len(idle)} of {len(optimizers)} optimizers took no step while it was watched: {', '.join(idle)}."
+        yield from observe_reads(seen.watch, len(summaries))
         if observer is not None and observer.trouble is not None:
             yield f"Its calls could not be followed to the end: {type(observer.trouble).__name__}: {observer.trouble}."
         if any(not one.is_enabled() for one in seen.made.scalers):

@@ -138,10 +138,10 @@ class Ranks:
         self.joined.append(self._updates())
         return original(*args)
 
-    def module_begins(self, module: nn.Module, *_: Any) -> None:
+    def new_wrapper(self, original: Original, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         """Note a model in DDP."""
-        if isinstance(module, nn.parallel.DistributedDataParallel) and not any(one is module for one in self.wrapped):
-            self.wrapped.append(module)
+        original(model, *args, **kwargs)
+        self.wrapped.append(model)
 
     def end_update(self, weights: list[torch.Tensor]) -> None:
         """Sum up the weights."""

@@ -40,6 +40,7 @@ FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
     "new_optimizer": [(Optimizer, "__init__")],
     "new_scaler": [(torch.amp.GradScaler, "__init__")],
     "new_scheduler": [(LRScheduler, "__init__")],
+    "new_wrapper": [(nn.parallel.DistributedDataParallel, "__init__")],
     "next_batch": [(dataloader._BaseDataLoaderIter, "__next__")],
     "save": [(torch, "save"), (torch.serialization, "save")],
     "leave_join": [],  # Join.__exit__, which is imported when it is listened to
