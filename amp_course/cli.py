@@ -23,6 +23,7 @@ examples:
   amp-course bench --quick                what mixed precision buys on this machine, in a minute
   amp-course bench --compare A B          two machines' results (JSON) next to each other
   amp-course doctor train.py --epochs 1   what is wrong with how a script of yours trains
+  amp-course doctor -m my.train --lr 0.1  the same for a module
   amp-course reset 06                     a fresh copy of a chapter's exercises; yours is kept
   amp-course mistakes loop                for instructors: the mistakes that the checks explain
   amp-course classroom init class/        for instructors: a class with nbgrader, for all chapters
@@ -45,7 +46,7 @@ DOCTOR = """\
 Runs your unchanged training script for some updates, in a process of its own, and prints one page: what is wrong with how it
 trains, in order of harm, each with its cause, the evidence, the cure and the chapter that teaches it. Options of the doctor come
 before the script; what follows the script are its own arguments. Files that the script writes in its folder or in this one are
-put back as they were. Exit code: 0 no fault, 1 a fault, 2 it could not run.
+put back as they were. Exit code: 0 no fault, 1 a fault, 2 it could not run or too little was seen of it, 130 interrupted.
 """
 
 RESET = """\
@@ -195,7 +196,10 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor = commands.add_parser(
         "doctor", help="say what is wrong with how a script of yours trains", description=DOCTOR, allow_abbrev=False
     )
-    doctor.usage = "amp-course doctor [--json] [--html FILE] [--steps N] [--timeout S] [--ranks N] SCRIPT [ARGS ...]"
+    doctor.usage = (
+        "amp-course doctor [--json] [--html FILE [--force]] [--steps N] [--timeout S] [--ranks N] [--keep-files]\n"
+        "                         (SCRIPT | -m MODULE) [ARGS ...]"
+    )
     doctor.add_argument("--json", action="store_true", help="print the page as JSON")
     doctor.add_argument("--html", metavar="FILE", help="write the page as HTML, too")
     doctor.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -205,7 +209,10 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.add_argument("--timeout", type=_count, default=120, metavar="S", help="seconds it may take (default: 120)")
     doctor.add_argument("--ranks", type=_count, default=1, metavar="N", help="start it by torchrun in N processes")
     doctor.add_argument("--keep-files", action="store_true", help="leave what the script writes")
-    doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`")
+    doctor.add_argument(
+        "-m", dest="module", action="store_true", help="run a module by its name, as `python -m MODULE`"
+    )
+    doctor.add_argument("script", metavar="SCRIPT", help="the file that you run by `python SCRIPT`, or a module")
     doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments")
 
 
@@ -305,8 +312,8 @@ def _doctor(args: argparse.Namespace) -> int:
     from amp_course.doctor.command import examine
 
     return examine(
-        args.script, args.args, as_json=args.json, html=args.html, force=args.force, steps=args.steps, seconds=args.timeout,
-        keep_files=args.keep_files, ranks=args.ranks,
+        args.script, args.args, module=args.module, as_json=args.json, html=args.html, force=args.force, steps=args.steps,
+        seconds=args.timeout, keep_files=args.keep_files, ranks=args.ranks,
     )  # fmt: skip
 
 

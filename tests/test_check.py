@@ -67,3 +67,47 @@ def test_an_unknown_part_is_refused_and_the_parts_are_listed(check, capfd):
     assert check.main(["one", "five"]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err == "There is no part named five; the parts are one, two, three, four, six.\n"
+
+
+# Each test passes from the time on that is its name, counted by its runs in a file.
+COUNTED = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("needed", {needed})
+def test_it(needed):
+    runs = pathlib.Path(__file__).with_name(f"runs {{needed}}")
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    assert len(runs.read_text()) >= needed
+"""
+
+
+def counted(check, folder, name, needed):
+    """Add a part whose tests need so many runs to pass; return its exit code and how often each ran."""
+    (folder / "test_counted.py").write_text(COUNTED.format(needed=needed))
+    plain = ["-m", "pytest", "-q", "-p", "xdist", str(folder / "test_counted.py")]
+    check.ON_DEMAND[name] = ("counted", plain)
+    code = check.main([name])
+    return code, [len((folder / f"runs {one}").read_text()) for one in needed]
+
+
+@pytest.fixture
+def no_plugins(monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_what_a_busy_machine_failed_is_run_once_more_alone(check, tmp_path, capfd):
+    assert counted(check, tmp_path, "slow", [1, 2]) == (0, [1, 2])
+    told = capfd.readouterr().out.splitlines()[-1]
+    assert told.startswith("All passed: slow ") and "passed only when run alone: " in told
+    assert "test_it[2]" in told and "test_it[1]" not in told
+
+
+@pytest.mark.parametrize("name, most, runs", [("slow", 10, 2), ("slow", 0, 1), ("six", 10, 1)])
+def test_what_fails_again_fails_and_so_does_much_or_any_other_part(
+    check, tmp_path, monkeypatch, capfd, name, most, runs
+):
+    monkeypatch.setattr(check, "MOST", most)
+    assert counted(check, tmp_path, name, [3]) == (1, [runs])
+    told = capfd.readouterr().out.splitlines()[-1]
+    assert told.startswith(f"FAILED in {name}: ") and "alone" not in told

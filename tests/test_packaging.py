@@ -42,6 +42,15 @@ def newest_tested_python() -> str:
     return max(cells, key=Version)
 
 
+def test_the_workflow_runs_each_row_of_the_matrix_with_its_python() -> None:
+    matrix = (ROOT / "tools" / "matrix.py").read_text()
+    cells = dict(re.findall(r'Cell\("([\w-]+)", "(\d+\.\d+)', matrix))
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    rows = dict(re.findall(r'cell: ([\w-]+), python: "([\d.]+)"', workflow))
+    assert "container: debian:12" in workflow  # which has 3.11.2
+    assert {**rows, **dict.fromkeys(re.findall(r"--only (\w+)\"", workflow), "3.11")} == cells
+
+
 def test_conda_and_pip_ask_for_the_same() -> None:
     pip = {requirement.name: set(requirement.specifier) for requirement in map(Requirement, PROJECT["dependencies"])}
     major, minor = map(int, newest_tested_python().split("."))

@@ -4,6 +4,7 @@
 is named, `make test ARGS="slow solutions"` or `make test-classroom`; `.ci/run` does all of it.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -68,6 +69,9 @@ ON_DEMAND = {
     ),
 }
 
+# A busy machine disturbs their processes, browsers and time limits: what fails is run once more, alone. More tests than
+# MOST fail for another reason.
+AGAIN, MOST = ("slow", "browser"), 10
 
 # pytest's lines of dots, which are as many as the tests, and what pytest-xdist says before them
 DOTS = re.compile(r"[.sxXFE]+ *(\[ *\d+%\])?|bringing up nodes\.\.\.")
@@ -96,12 +100,25 @@ def show(lines: Iterable[str]) -> str:
     return ""
 
 
-def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], list[str]]:
+def run_twice(arguments: list[str], environment: dict[str, str], cache: Path) -> tuple[int, float, str]:
+    """Run a part, and what failed once more, alone; return exit code, seconds, and what passed then."""
+    arguments = [*arguments, "-o", f"cache_dir={cache}"]
+    code, seconds, _ = run(arguments, environment)
+    noted = cache / "v" / "cache" / "lastfailed"
+    failed = list(json.loads(noted.read_text())) if code == 1 and noted.exists() else []
+    if not 0 < len(failed) <= MOST:
+        return code, seconds, ""
+    print(f"== once more, alone: {', '.join(failed)}", flush=True)
+    code, more, _ = run([*arguments, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"], environment)
+    return code, seconds + more, "" if code else f", passed only when run alone: {', '.join(failed)}"
+
+
+def run_all(names: list[str], environment: dict[str, str], scratch: Path) -> tuple[list[str], list[str]]:
     """Run the named parts until one fails; return a line on each that ran, and the names of those that failed."""
     lines, failed, began = [], [], time.monotonic()
 
-    def note(name: str, code: int, seconds: float) -> None:
-        lines.append(f"{name} {seconds:.0f} s")
+    def note(name: str, code: int, seconds: float, more: str = "") -> None:
+        lines.append(f"{name} {seconds:.0f} s{more}")
         if code:
             failed.append(name)
 
@@ -117,8 +134,10 @@ def run_all(names: list[str], environment: dict[str, str]) -> tuple[list[str], l
         if failed:
             break
         print(f"== {name}: {what} ({number} of {len(parts)}, {time.monotonic() - began:.0f} s so far)", flush=True)
-        code, seconds, _ = run(arguments, environment)
-        note(name, code, seconds)
+        if name in AGAIN:
+            note(name, *run_twice(arguments, environment, scratch / name))
+        else:
+            note(name, *run(arguments, environment)[:2])
     return lines, failed
 
 
@@ -138,7 +157,7 @@ def main(names: list[str]) -> int:
         # Every kernel and every rank would compile the course again if Python might not keep what it has compiled.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment |= {"AMP_COURSE_WORK": str(Path(scratch, "my_work")), "OMP_NUM_THREADS": "1"}
-        lines, failed = run_all(names or [*QUICK, *PARTS], environment)
+        lines, failed = run_all(names or [*QUICK, *PARTS], environment, Path(scratch))
     verdict = f"FAILED in {' and '.join(failed)}" if failed else "All passed"
     print(f"\n{verdict}: {', '.join(lines)}; {time.monotonic() - start:.0f} s in all.")
     return 1 if failed else 0

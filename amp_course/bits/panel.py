@@ -119,10 +119,13 @@ class BitExplorer(Panel):
         self.down.on_click(lambda _: self._step(up=False))
         self.up.on_click(lambda _: self._step(up=True))
         sheet = widgets.HTML(style(), layout=widgets.Layout(display="none"))
-        picks = _row([*self.picks.values()], margin="0 0 4px calc(8em + 6px)")
-        hint = _classed(widgets.HTML("Click a bit, or move to it with Tab and press Space."), "amp-hint")
-        steps = _row([self.down, self.up, hint])
-        return [sheet, self.format, self.own, self.text, picks, self.field, steps]
+        hint = widgets.HTML("Click a bit, or move to it with Tab and press Space.")
+        return [
+            sheet,
+            _row([self.format, self.own, _classed(hint, "amp-hint")]),
+            _row([self.text, _row([*self.picks.values()]), _row([self.down, self.up])]),
+            self.field,
+        ]
 
     # One method for each thing that the reader can do.
 

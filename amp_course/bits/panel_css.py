@@ -38,7 +38,9 @@ _RULES = """
 .amp-bits .amp-hint {margin-left:10px; color:var(--jp-ui-font-color2,#666)}
 .amp-bits-view {line-height:1.45; width:100%; overflow-x:auto; container-type:inline-size}
 .amp-bits-view .amp-value {font-size:26px; line-height:34px; font-weight:600; overflow-wrap:anywhere}
-.amp-bits-view .amp-facts {display:flex; flex-flow:row wrap; gap:0 22px; margin:0 0 10px}
+.amp-bits-view .amp-facts {display:flex; flex-flow:row wrap; align-items:baseline; gap:0 22px; margin:0 0 6px}
+.amp-bits-view .amp-reading {display:flex; flex-flow:row wrap; gap:0 24px}
+.amp-bits-view .amp-line {flex:1 1 400px; max-width:560px}
 .amp-bits-view .amp-facts b {font-weight:600; overflow-wrap:anywhere}
 .amp-bits-view .amp-facts i {font-style:normal}
 .amp-bits-view .amp-facts i, .amp-bits-view p {color:var(--jp-ui-font-color2,#666)}
@@ -53,10 +55,10 @@ _RULES = """
   display:block; padding:1px 8px; background:var(--amp-tint); border-bottom:3px solid var(--amp-solid)}
 .amp-bits-view .amp-fields th span {background:none; font-family:var(--jp-ui-font-family,sans-serif)}
 .amp-bits-view .amp-fields .amp-end {text-align:left; font-weight:bold}
-.amp-bits-view .amp-formats {margin-top:12px; width:100%; font-size:12px; white-space:nowrap}
+.amp-bits-view .amp-formats {width:100%; font-size:12px; white-space:nowrap}
 .amp-bits-view .amp-formats td, .amp-bits-view .amp-formats th {
-  padding:2px 9px 2px 0; text-align:left; font-weight:normal; border-bottom:1px solid var(--jp-border-color2,#ddd)}
-.amp-bits-view .amp-formats thead th {color:var(--jp-ui-font-color2,#666)}
+  padding:1px 9px 1px 0; text-align:left; font-weight:normal; border-bottom:1px solid var(--jp-border-color2,#ddd)}
+.amp-bits-view .amp-formats thead th {color:var(--jp-ui-font-color2,#666); white-space:normal}
 .amp-bits-view .amp-formats i {
   display:inline-block; width:9px; height:9px; margin:0 6px 0 2px; outline:1px solid var(--jp-border-color1,#bbb)}
 .amp-bits-view .amp-formats .amp-current > * {background:var(--jp-layout-color2,#eee)}

@@ -20,15 +20,17 @@ from amp_course.kit.style import FIELDS, FORMAT_COLOURS
 
 _ULP = '<abbr title="unit in the last place: the gap to the next number">ulp</abbr>'
 _SHOWN_BITS = 19  # longer significands are not written out a second time
-_LINE_WIDTH, _LINE_HEIGHT, _REACH = 640, 100, 235  # pixels; _REACH: from the value to the farther neighbour
+_LINE_WIDTH, _LINE_HEIGHT = 560, 100  # pixels
+_REACH = 195  # pixels from the value to the farther neighbour
 _FORMULA = "(−1)<sup>s</sup> · 2<sup>e − bias</sup> · 1.m"
 
 
 def explorer_view(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
     """Return everything below the bits: the value, the formula, the neighbours, and the table of all formats."""
     return (
-        f'<div class="amp-bits-view">{headline(pattern, fmt)}{formula(pattern, fmt)}'
-        f"{number_line(pattern, fmt, exact)}{table(exact, fmt)}</div>"
+        f'<div class="amp-bits-view">{headline(pattern, fmt)}'
+        f'<div class="amp-reading">{formula(pattern, fmt)}{number_line(pattern, fmt, exact)}</div>'
+        f"<p>{reading(pattern, fmt)}</p>{table(exact, fmt)}</div>"
     )
 
 
@@ -41,11 +43,11 @@ def headline(pattern: int, fmt: FloatFormat) -> str:
         if full_text(value) not in number_text(value):
             facts.append(("in full", full_text(value)))
     cells = " ".join(f"<span><i>{name}</i> <b>{text}</b></span>" for name, text in facts)
-    return f'<div class="amp-value">{number_text(value)}</div><div class="amp-facts">{cells}</div>'
+    return f'<div class="amp-facts"><div class="amp-value">{number_text(value)}</div> {cells}</div>'
 
 
 def formula(pattern: int, fmt: FloatFormat) -> str:
-    """Return the pattern's fields, one column each, from bits to a number; for inf and NaN, what makes them so."""
+    """Return a table of the pattern's fields, one column each, from bits to a number."""
     fields, what, width = split(pattern, fmt), kind(pattern, fmt), fmt.significand_bits
     long = width > _SHOWN_BITS
     stored = f"{width} bits" if long else f"{fields.significand:0{width}b}"
@@ -58,7 +60,7 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
         _row("bits", [str(fields.sign), *read]),
     ]
     if what in ("infinity", "NaN"):
-        return f"<table class='amp-fields'>{''.join(rows)}</table><p>{_special_reason(fields, fmt)}</p>"
+        return f"<table class='amp-fields'>{''.join(rows)}</table>"
     hidden, field = (1, fields.exponent) if fields.exponent else (0, 1)
     over = f"2<sup>{width}</sup>" if long else str(2**width)
     fraction = f"({hidden} + {fields.significand}/{over})" if width else str(hidden)
@@ -72,11 +74,22 @@ def formula(pattern: int, fmt: FloatFormat) -> str:
     ]
     rows += [
         _row("formula", [f"(−1)<sup>{fields.sign}</sup>", f"2<sup>{field} − {signed(fmt.bias)}</sup>", fraction]),
-        _row("number", number, end="" if long else end),
+        _row("number", number, end="" if long else end),  # the long value is told once, above
     ]
-    if long:
-        rows.append(f"<tr><th scope='row'>value</th><td colspan='6' class='amp-end'>{end}</td></tr>")
-    return f"<table class='amp-fields'>{''.join(rows)}</table><p>{_reading(what, fmt)}</p>"
+    return f"<table class='amp-fields'>{''.join(rows)}</table>"
+
+
+def reading(pattern: int, fmt: FloatFormat) -> str:
+    """Return the formula in a sentence; for inf and NaN, what makes them so."""
+    what = kind(pattern, fmt)
+    if what in ("infinity", "NaN"):
+        return _special_reason(split(pattern, fmt), fmt)
+    if what == "normal":
+        return f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
+    why = "an exponent field of 0 is read as 1, and there is no hidden 1 before the point"
+    return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + (
+        "" if what == "zero" else ", so fewer bits of precision are left"
+    )
 
 
 def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
@@ -122,7 +135,7 @@ def number_line(pattern: int, fmt: FloatFormat, exact: Exact) -> str:
     label = f"{short_text(value)} between {short_text(below)} and {short_text(above)}"
     arrow = " &nbsp;▼ the exact number" if exact != value and low <= exact <= high else ""
     caption = f"<p>shaded: everything that {escape(fmt.name)} rounds to {short_text(value)}{arrow}</p>"
-    return svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label) + caption
+    return f"<div class='amp-line'>{svg.picture(_LINE_WIDTH, _LINE_HEIGHT, *parts, label=label)}{caption}</div>"
 
 
 def table(exact: Exact, current: FloatFormat) -> str:
@@ -191,15 +204,6 @@ def _row(name: str, cells: list[str], tag: str = "td", end: str = "") -> str:
     ]
     times = "<td>·</td>" if name in ("formula", "number") else "<td></td>"
     return f"<tr><th scope='row'>{name}</th>{times.join(marked)}<td class='amp-end'>{end}</td></tr>"
-
-
-def _reading(what: str, fmt: FloatFormat) -> str:
-    if what == "normal":
-        return f"value = {_FORMULA}, with a bias of {signed(fmt.bias)} and a hidden 1 before the point"
-    why = "an exponent field of 0 is read as 1, and there is no hidden 1 before the point"
-    return f"value = {_FORMULA.replace('1.m', '0.m')}: {why}" + (
-        "" if what == "zero" else ", so fewer bits of precision are left"
-    )
 
 
 def _special_reason(fields: Fields, fmt: FloatFormat) -> str:

@@ -1,61 +1,98 @@
-"""The doctor's page: what was found, in order of harm, with cause, evidence, cure and chapter; as text, HTML and JSON."""
+"""The one report of the audit, the doctor and the clinic: what was found, checked and not checked; as text, HTML and JSON."""
 
 from __future__ import annotations
 
 import html
 import json
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amp_course.diagnosis.findings import Finding, finding_html
+from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of, without_consequences
+from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, finding_of
 from amp_course.kit.markup import inline_html, plain_text
 
-State = Literal["clean", "fault", "could not run"]
+__all__ = ["Report", "count", "finding_of", "listed"]
+
+State = Literal["clean", "fault", "could not run", "too little seen", "not judged"]
+EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2, "too little seen": 2, "not judged": 2}
+# With a fault in how the gradient is made, the gradient itself cannot be called right.
+_MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
+_IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
+_OF_ALL = {"", "checkpoint", "recomputation"}  # with a fault of one of these, nothing is called right
 _WIDTH = 100
-EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2}
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")  # colours, titles
 _PAGE = (
     "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     "<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;"
     "margin:2rem auto;padding:0 1rem;color:CanvasText;background:Canvas}}h1{{font-size:1.4rem}}"
     "code{{background:color-mix(in srgb,CanvasText 8%,Canvas);padding:0 .2em}}pre{{white-space:pre-wrap}}"
-    "table{{border-collapse:collapse}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
-    "small{{color:color-mix(in srgb,CanvasText 75%,Canvas)}}</style></head><body><h1>{title}</h1>{body}</body></html>"
+    "table{{border-collapse:collapse;font-size:.9em}}td{{padding:.1rem .8rem .1rem 0;vertical-align:top}}"
+    "</style></head><body><h1>{title}</h1>{body}</body></html>"
 )
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What the doctor says of a training: true if it was examined and no fault was found.
+class Report:
+    """What was found in a training or in a step: true if something was judged and no fault was found.
 
-    subject:  what was examined, "train.py --epochs 1" or "the step"
-    findings: the faults, gravest first
-    advice:   what costs time or may do harm later, and is no fault
-    facts:    what was seen, name → text: how many updates, what ran in 16 bits, the loss scale
-    observed: sentences on what is unusual and no fault
-    not_judged: pairs of what was not judged, and why
-    problem:  why it could not be examined, with the cure; "" if it could
-    output:   the last lines that a script printed, where it ended with an error
+    findings:     the faults, the most harmful first; those that follow from another are moved to `consequences`
+    checked:      the names of the behaviours that were judged
+    not_checked:  pairs of what was not judged and the reason why
+    observations: sentences on what is unusual and no fault
+    not_put_back: pairs of a name and what became of it: what changed and could not be put back
+    subject:      what was examined: "train.py", "the step"
+    consequences: findings that follow from one of the faults, and are not counted
+    advice:       what costs time or may do harm later, and is no fault
+    facts:        what was seen, name → text: how many updates, what ran in 16 bits, the loss scale
+    too_little:   why too little was seen to judge, and what would be enough; "" if it was enough
+    problem:      why it could not be examined, and what to do; "" if it could
+    output:       the last lines that a script printed, if it ended with an error
+    device:       the kind of device that it trains on, for the fixes
     """
 
-    subject: str
     findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = ()
+    not_checked: tuple[tuple[str, str], ...] = ()
+    observations: tuple[str, ...] = ()
+    not_put_back: tuple[tuple[str, str], ...] = ()
+    subject: str = "the step"
+    consequences: tuple[Finding, ...] = ()
     advice: tuple[Finding, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    observed: tuple[str, ...] = ()
-    not_judged: tuple[tuple[str, str], ...] = ()
+    too_little: str = ""
     problem: str = ""
     output: tuple[str, ...] = ()
+    device: str = field(default="cuda", repr=False)
+
+    def __post_init__(self) -> None:
+        found = [one.on(self.device) for one in (*self.findings, *self.consequences)]
+        faults = without_consequences(found)
+        changed = {
+            "findings": faults,
+            "consequences": tuple(one for one in found if one not in faults),
+            "advice": tuple(one.on(self.device) for one in self.advice),
+            "output": tuple(map(_plain_line, self.output)),
+        }
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
 
     @property
     def state(self) -> State:
-        """Whether it is clean, has a fault, or could not run."""
-        return "fault" if self.findings else "could not run" if self.problem else "clean"
+        """The verdict in a word or three."""
+        if self.findings:
+            return "fault"
+        if self.problem:
+            return "could not run"
+        if self.too_little:
+            return "too little seen"
+        return "clean" if self.right and "everything else" not in dict(self.not_checked) else "not judged"
 
     @property
     def exit_code(self) -> int:
-        """0 if it is clean, 1 for a fault, 2 if it could not run."""
+        """0 if it is clean, 1 for a fault, 2 if it could not be judged."""
         return EXIT_CODES[self.state]
 
     def __bool__(self) -> bool:
@@ -72,63 +109,89 @@ class Diagnosis:
         return tuple(one.name for one in self.advice)
 
     @property
+    def right(self) -> tuple[str, ...]:
+        """The behaviours that were judged as a whole and found right, and of which no fault leaves a doubt."""
+        found = (*self.findings, *self.consequences)
+        wrong = {one.behaviour for one in found}
+        unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in found))
+        if wrong & _OF_ALL:
+            return ()
+        if wrong & _MAKES_THE_GRADIENT:
+            unsaid |= _IS_THE_GRADIENT
+        if "values" in wrong:
+            unsaid.add("weights")
+        return tuple(one for one in self.checked if one not in unsaid)
+
+    @property
     def head(self) -> str:
         """The verdict in a line."""
-        count = len(self.findings)
-        if count:
-            return f"{count} fault{'s' * (count > 1)} found in {self.subject}"
-        if self.problem:
-            return f"{self.subject} could not be examined"
-        return f"No fault found in {self.subject}"
+        return {
+            "fault": f"{count(len(self.findings), 'fault')} found in {self.subject}",
+            "could not run": f"{_capital(self.subject)} could not be examined",
+            "too little seen": f"Too little was seen of {self.subject} to judge it",
+            "not judged": f"{_capital(self.subject)} was not judged",
+            "clean": f"No fault found in {self.subject}",
+        }[self.state]
+
+    def following(self, one: Finding) -> tuple[Finding, ...]:
+        """Return the consequences that are listed below a fault: those of which it is the first cause."""
+        return tuple(other for other in self.consequences if causes_of(other, self.findings)[:1] == [one.name])
 
     def __str__(self) -> str:
-        lines = [self.head, *_wrapped(self.problem, "  ")]
+        lines = [self.head, *_wrapped(self.problem, "  "), *_wrapped(self.too_little, "  ")]
         for number, one in enumerate(self.findings, 1):
-            first, *rest = str(one).splitlines()
-            lines += ["", *_wrapped(f"{number}. {first}", "", "   "), *_lines(rest)]
+            lines += ["", *_finding_lines(one, f"{number}. ")]
+            for other in self.following(one):
+                measured = f" ({evidence_text(other.evidence)})" if other.evidence else ""
+                lines += _wrapped(f"Follows from it: {other.name}{measured}", "   ", "      ")
         if self.advice:
             lines += ["", "Advice (not counted as faults):"]
             for one in self.advice:
-                first, *rest = str(one).splitlines()
-                lines += [*_wrapped(first, "-  ", "   "), *_lines(rest)]
+                lines += _finding_lines(one, "-  ")
         if self.facts:
             width = max(len(name) for name, _ in self.facts)
-            lines += ["", "What was seen:", *(f"   {name:<{width}}  {text}" for name, text in self.facts)]
-        for text in self.observed:
-            lines += _wrapped(text, "   ")
-        if self.not_judged:
-            lines += ["", "Not judged:"]
-            for name, why in self.not_judged:
-                lines += _wrapped(f"{name}: {why}", "   ", "      ")
+            lines += ["", "Seen:", *(f"   {name:<{width}}  {text}" for name, text in self.facts)]
+        for title, texts in self._lists():
+            lines += ["", f"{title}:"]
+            for text in texts:
+                lines += _wrapped(text, "   ", "      ")
         if self.output:
-            lines += ["", "The last that it printed:", *(f"   | {line}" for line in self.output)]
+            lines += ["", "The last lines it printed:", *(f"   | {line}" for line in self.output)]
         return plain_text("\n".join(lines))
 
     __repr__ = __str__
 
+    def _lists(self) -> list[tuple[str, list[str]]]:
+        lists = [
+            ("Checked, and right", [", ".join(self.right)] if self.right else []),
+            ("Observed, no fault", list(self.observations)),
+            ("Not judged", [f"{name}: {why}" for name, why in self.not_checked]),
+            ("Not put back", [f"{name} {what}" for name, what in self.not_put_back]),
+        ]
+        return [(title, texts) for title, texts in lists if texts]
+
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.head)}.</b></p>{self._body()}"
+        sign = {"clean": "✓ ", "fault": ""}.get(self.state, "– ")
+        return f"<p><b>{sign}{html.escape(self.head)}.</b></p>{self._body()}"
 
     def _body(self) -> str:
-        parts = [f"<p>{inline_html(self.problem)}</p>"] if self.problem else []
-        parts += [_finding_html(one) for one in self.findings]
+        parts = [f"<p>{inline_html(text)}</p>" for text in (self.problem, self.too_little) if text]
+        for number, one in enumerate(self.findings, 1):
+            parts.append(finding_html(one, f"✗ {number}."))
+            for other in self.following(one):
+                measured = f" ({evidence_text(other.evidence)})" if other.evidence else ""
+                parts.append(f"<p>Follows from it: {html.escape(other.name + measured)}</p>")
         if self.advice:
-            parts += [
-                "<p><b>Advice</b> (not counted as faults):</p>",
-                *(_advice_html(one) for one in self.advice),
-            ]
+            parts += ["<p><b>Advice</b> (not counted as faults):</p>", *(finding_html(one, "→") for one in self.advice)]
         if self.facts:
             cell = '<td style="text-align:left">'
-            rows = "".join(
-                f"<tr>{cell}{html.escape(name)}</td>{cell}{inline_html(text)}</td></tr>" for name, text in self.facts
-            )
-            parts += ["<p><b>What was seen</b></p>", f"<table>{rows}</table>"]
-        parts += [f"<p>{inline_html(one)}</p>" for one in self.observed]
-        if self.not_judged:
-            items = "".join(f"<li>{inline_html(f'{name}: {why}')}</li>" for name, why in self.not_judged)
-            parts += [f"<p><b>Not judged</b></p><ul>{items}</ul>"]
+            rows = (f"<tr>{cell}{html.escape(a)}</td>{cell}{inline_html(b)}</td></tr>" for a, b in self.facts)
+            parts.append(f"<p><b>Seen</b></p><table>{''.join(rows)}</table>")
+        for title, texts in self._lists():
+            items = "".join(f"<li>{inline_html(text)}</li>" for text in texts)
+            parts.append(f"<p><b>{title}</b></p><ul>{items}</ul>")
         if self.output:
-            parts += [f"<p><b>The last it printed</b></p><pre>{html.escape(chr(10).join(self.output))}</pre>"]
+            parts.append(f"<p><b>The last lines it printed</b></p><pre>{html.escape(chr(10).join(self.output))}</pre>")
         return "".join(parts)
 
     def to_html(self) -> str:
@@ -136,26 +199,43 @@ class Diagnosis:
         return _PAGE.format(title=html.escape(self.head), body=self._body())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values; `json.dumps` takes it."""
+        """Return the report as plain values; `json.dumps` takes it."""
+        holds = BEHAVIOURS | TRAINING
         return {
-            "subject": self.subject, "state": self.state, "problem": self.problem,
-            "faults": [asdict(one) for one in self.findings], "advice": [asdict(one) for one in self.advice],
-            "seen": dict(self.facts), "observed": list(self.observed),
-            "not judged": [{"what": name, "because": why} for name, why in self.not_judged], "output": list(self.output),
-        }  # fmt: skip
+            "subject": self.subject,
+            "state": self.state,
+            "problem": self.problem,
+            "too little seen": self.too_little,
+            "faults": [asdict(one) for one in self.findings],
+            "consequences": [asdict(one) for one in self.consequences],
+            "advice": [asdict(one) for one in self.advice],
+            "seen": dict(self.facts),
+            "observed": list(self.observations),
+            "right": {name: holds.get(name, "") for name in self.right},
+            "not judged": [{"what": name, "because": why} for name, why in self.not_checked],
+            "not put back": dict(self.not_put_back),
+            "output": list(self.output),
+        }
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
 
-def _finding_html(one: Finding) -> str:
-    plain = {name: value.replace("`", "") if isinstance(value, str) else value for name, value in one.evidence.items()}
-    return finding_html(replace(one, evidence=plain))
+Diagnosis = Report  # its old name, until all is moved
 
 
-def _advice_html(one: Finding) -> str:
-    return _finding_html(one).replace("✗", "→", 1)
+def _plain_line(line: str) -> str:
+    """Return what a terminal shows of a line: no colours, and of a progress bar its last state."""
+    return _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
+
+
+def _finding_lines(one: Finding, first: str) -> list[str]:
+    head, *rest = one.lines()
+    lines = _wrapped(head, first, "   ")
+    for line in rest:
+        lines += _wrapped(line, "   ", "      ")
+    return lines
 
 
 def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
@@ -166,15 +246,8 @@ def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
     )  # fmt: skip
 
 
-def _lines(lines: Iterable[str]) -> Iterator[str]:
-    """Break the lines below the first of a finding."""
-    for line in lines:
-        yield from _wrapped(line.strip(), "   ", "      ")
-
-
-def finding_of(data: Mapping[str, Any]) -> Finding:
-    """Make a finding again of what `dataclasses.asdict` made of it."""
-    return Finding(**{**data, "spoils": tuple(data["spoils"])})
+def _capital(text: str) -> str:
+    return "The" + text[3:] if text.startswith("the ") else text
 
 
 def count(number: int, what: str) -> str:

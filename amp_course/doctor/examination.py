@@ -30,7 +30,14 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.stress import poisoned_pass
-from amp_course.diagnosis.rules.training import advise_modules, advise_speed, check_buried, check_lost, check_modules
+from amp_course.diagnosis.rules.training import (
+    advise_modules,
+    advise_speed,
+    check_buried,
+    check_lost,
+    check_modules,
+    observe_reads,
+)
 from amp_course.diagnosis.rules.updates import PairRules, check_stress, check_summaries
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.watching.buried import Buried
@@ -42,6 +49,7 @@ from amp_course.watching.script import Script, ScriptObserver
 from amp_course.watching.twins import Twins
 
 _OFTEN = 0.5  # of the time
+_MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
 
 
@@ -79,6 +87,9 @@ class Examination:
         self.training_began = self.training_ended = 0.0
         self.sharded = False  # weights are DTensors, which only a collective can look at
         self.by_hand = 0  # calls of `torch.autograd.grad`
+        self.programs: list[str] = []  # of Python's, that were started
+        self._shown = 0.0
+        self.passes = 0  # calls of `torch.autograd.backward`, whether or not there is an optimizer
         # Kept until the process ends: where a script drops them while gloo's thread is at work, torch 2.13 may wait for ever,
         # for the destructor waits for that thread and holds the lock that the thread needs to let go of a tensor.
         self.wrapped: list[nn.parallel.DistributedDataParallel] = []
@@ -99,6 +110,7 @@ class Examination:
         self._patch(torch.optim.Optimizer, "__init__", self.optimizers, self._new_optimizer)
         self._patch(torch.amp.GradScaler, "__init__", self.scalers, self._new_object)
         self._patch(torch.optim.lr_scheduler.LRScheduler, "__init__", self.schedulers, self._new_object)
+        self._patch(nn.parallel.DistributedDataParallel, "__init__", self.wrapped, self._new_object)
         self._keep(register_module_forward_pre_hook(self._module).remove)
         self._stack.enter_context(self.twins.hooks())
         self._watch_calls()
@@ -179,6 +191,7 @@ class Examination:
 
         @functools.wraps(backward)
         def run(*args: Any, **kwargs: Any) -> Any:
+            self.passes += 1
             self._observe()
             try:
                 return (
@@ -247,6 +260,7 @@ class Examination:
             self.observer.__exit__()
             self.observer = None
             self.script.recent.clear()
+            self.script.idle.clear()
             self.modules.reset()
 
     def _observe(self) -> None:
@@ -258,7 +272,7 @@ class Examination:
             self.sharded = True
             return
         scalers = [one for one in self.scalers if one.is_enabled()]
-        training = Training(lambda: None, [], alive, scalers, list(self.schedulers))
+        training = Training(lambda: None, [], alive[:_MOST_OPTIMIZERS], scalers, list(self.schedulers))
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
         self.observer.__enter__()
         self.watch.counting, self._fresh = True, True
@@ -274,8 +288,6 @@ class Examination:
         inner = module
         if isinstance(module, nn.parallel.DistributedDataParallel):
             inner = module.module
-            if not any(one is module for one in self.wrapped):
-                self.wrapped.append(module)
         if (
             self.ranges is None
             and self.optimizers
@@ -308,6 +320,9 @@ class Examination:
         """After each update: judge it, and say what is done to the next one."""
         number, training = len(self.script.summaries), self.observer.training  # type: ignore[union-attr]
         self.watch.step = number + 1
+        if time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            (self.folder / "progress").write_text(str(number))
         self.buried.look_for(self.watch)
         self.training_ended = time.monotonic()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -423,9 +438,9 @@ class Examination:
         observed += self._observed(summaries)
         return {
             "ended": why, "code": code if isinstance(code, int) else 1, "error": errors.described(error) if error else "",
-            "updates": len(summaries), "passes": sum(one.passes for one in summaries) + self._loose_passes(),
+            "updates": len(summaries), "passes": self.passes, "asked": self.steps,
             "steps": sum(len(one.stepped) for one in summaries), "skipped": sum(one.skipped for one in summaries),
-            "by_hand": self.by_hand, "sharded": self.sharded, "device": self._device(),
+            "by_hand": self.by_hand, "programs": self.programs[:3], "sharded": self.sharded, "device": self._device(),
             "optimizers": [type(one).__name__ for one in self.optimizers], "scalers": len(self.scalers),
             "regions": sorted(self.regions), "matmuls": dict(self.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": self.digests[: len(summaries)],
@@ -435,24 +450,27 @@ class Examination:
             "findings": [asdict(one) for one in found], "advice": [asdict(one) for one in advice], "observed": observed,
         }  # fmt: skip
 
-    def _loose_passes(self) -> int:
-        return len(self.observer.update.backwards) if self.observer is not None else 0
-
     def _device(self) -> str:
         weights = (p for one in self.optimizers for group in one.param_groups for p in group["params"])
         return str(next((p.device for p in weights), "cpu"))
 
     def _advice(self, updates: int) -> Iterator[Finding]:
         yield from advise_speed(self.watch, self.ranges, updates)
-        yield from advise_modules(self.modules, wrapped=bool(self.wrapped))
+        yield from advise_modules(self.modules, wrapped=bool(self.wrapped) or len(self.optimizers) > _MOST_OPTIMIZERS)
         took = self.training_ended - self.training_began
         if updates > 2 and took > 1.0 and self.waited > _OFTEN * took:
-            yield finding("waits-for-data", share_of_the_time=f"{self.waited / took:.0%}")
+            yield finding("waiting-for-data", share_of_the_time=f"{self.waited / took:.0%}")
 
     def _observed(self, summaries: Any) -> Iterator[str]:
-        if self.script.idle and self.observer is not None:
-            names = [type(self.observer.training.optimizers[n]).__name__ for n in sorted(self.script.idle)]
-            yield f"{len(names)} of {len(self.optimizers)} optimizers took no step while it was watched: {', '.join(names)}."
+        if self.observer is not None:
+            stepped = frozenset().union(*(one.stepped for one in summaries))
+            optimizers = self.observer.training.optimizers
+            if len(self.optimizers) > _MOST_OPTIMIZERS:
+                yield f"Of {len(self.optimizers)} optimizers, {len(optimizers)} were followed."
+            idle = [type(optimizers[number]).__name__ for number in sorted(self.script.idle - stepped)]
+            if idle:
+                yield f"{len(idle)} of {len(optimizers)} optimizers took no step while it was watched: {', '.join(idle)}."
+        yield from observe_reads(self.watch, len(summaries))
         if self.observer is not None and self.observer.trouble is not None:
             trouble = self.observer.trouble
             yield f"Its calls could not be followed to the end: {type(trouble).__name__}: {trouble}."

@@ -1,4 +1,7 @@
-"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]`. The doctor starts it."""
+"""Run a script in this process, examined: `python inside.py FOLDER STEPS SECONDS KEEP SCRIPT [ARGS]`. The doctor starts it.
+
+Instead of a script, `-m MODULE` runs a module.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,16 @@ def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
 
     multiprocessing.process.BaseProcess.start = started  # type: ignore[assignment, method-assign]
     examination.install()
+    sys.addaudithook(functools.partial(_note_program, examination))
     return examination
+
+
+def _note_program(examination: Examination, event: str, args: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen":
+        words = [args[1]] if isinstance(args[1], (str, bytes)) else args[1]
+        text = " ".join(map(os.fsdecode, words))
+        if "python" in text or "torchrun" in text or "accelerate" in text:
+            examination.programs.append(text[:80])
 
 
 class _Examined:
@@ -66,22 +78,32 @@ def run(examination: Examination, program: Callable[[], Any]) -> None:
         raise
     except BaseException as error:
         examination.finish("error", 1, error)
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename.startswith((__file__, "<frozen", runpy.__file__)):
-            frame = frame.tb_next  # the reader's traceback begins with the reader's code
-        raise error.with_traceback(frame) from error.__cause__
+        raise
     examination.finish("end")
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script as `python SCRIPT ARGS` does."""
-    folder, steps, seconds, keep, script, *rest = arguments
-    sys.argv = [script, *rest]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    """Run a script as `python SCRIPT ARGS` does, or a module as `python -m MODULE ARGS` does."""
+    folder, steps, seconds, keep, *command = arguments
     examination = begin(int(steps), float(seconds), Path(folder), keep)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    run(examination, functools.partial(runpy.run_path, script, run_name="__main__"))
+    if command[0] == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = command[1:]
+        program = functools.partial(runpy.run_module, command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+        sys.argv = command
+        program = functools.partial(runpy.run_path, command[0], run_name="__main__")
+    try:
+        run(examination, program)
+    except Exception as error:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith((__file__, "<frozen", runpy.__file__)):
+            frame = frame.tb_next  # the traceback begins with the reader's code
+        sys.excepthook(type(error), error.with_traceback(frame), frame)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from torch import nn
 
 from amp_course.audit import audit
 from amp_course.audit.arguments import several
-from amp_course.audit.audit import Audit
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.faults import in_order, without_consequences
+from amp_course.diagnosis.faults import in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
-from amp_course.diagnosis.report import Diagnosis, listed
+from amp_course.diagnosis.report import Report, listed
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.training import advise_speed, check_lost
 from amp_course.diagnosis.rules.values import check_values
@@ -45,7 +44,7 @@ def doctor(
     steps: int = STEPS,
     seconds: float = 30.0,
     timing: float = TIMING,
-) -> Diagnosis:
+) -> Report:
     """Run `train_step(*batch)` for some steps, look at its values, its calls and its weights, and say what is wrong.
 
     model, optimizer, scaler, scheduler, loss, accumulate, max_norm: as `amp_course.audit.audit` takes them
@@ -69,9 +68,9 @@ def doctor(
     try:
         read = batches if isinstance(batches, (list, tuple)) else taken(batches, max(steps, 4 * accumulate), seconds)
     except BatchError as error:
-        return Diagnosis("the step", problem=f"{error}.")
+        return Report(problem=f"{error}.")
     if not read:
-        return Diagnosis("the step", problem="`batches` is empty: pass at least one batch.")
+        return Report(problem="`batches` is empty: pass at least one batch.")
     values = _Values(train_step, read, several(model), several(optimizer), several(scaler), steps)
     values.run()
     judged = audit(
@@ -91,6 +90,7 @@ class _Values:
     ) -> None:  # fmt: skip
         self.step, self.batches, self.steps = step, batches, steps
         self.models, self.optimizers, self.scalers = models, optimizers, scalers
+        self.device = next((p.device for one in self.models for p in one.parameters()), torch.device("cpu"))
         self.watch = DoctorsWatch()
         self.twins = Twins(self.watch.aside)
         self.error: BaseException | None = None
@@ -150,7 +150,7 @@ class _Values:
         self.skipped += any(a < b for a, b in zip(now, before, strict=True))
 
 
-def _together(values: _Values, judged: Audit, times: list[tuple[str, str]], saving: list[Finding]) -> Diagnosis:
+def _together(values: _Values, judged: Report, times: list[tuple[str, str]], saving: list[Finding]) -> Report:
     watch = values.watch
     found: list[Finding] = list(judged.findings)
     seen = Nonfinite(
@@ -170,20 +170,25 @@ def _together(values: _Values, judged: Audit, times: list[tuple[str, str]], savi
     if any(one.name in ("beyond-fp16", "masked-row", "log-of-zero", "division-by-zero", "infinite-derivative", "diverges",
                         "nan-in-data", "weights-not-finite") for one in found):  # fmt: skip
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
-    findings = without_consequences(in_order(found))
     watched = list(advise_speed(watch, values.ranges, values.ran))
-    told_twice = "host-reads" if any(one.name == "host-waits" for one in watched) else ""
-    advice = in_order([*watched, *(one for one in saving if one.name != told_twice)])
     problem = ""
-    if not findings and not judged:
+    if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
-    return Diagnosis(
-        "the step", findings, advice, (*_facts(values, judged), *times), tuple(observed), judged.not_checked, problem
+    return Report(
+        in_order(found),
+        ("values", "weights", *judged.checked) if values.ran else judged.checked,
+        judged.not_checked,
+        tuple(observed),
+        judged.not_put_back,
+        advice=in_order([*watched, *saving]),
+        facts=(*_facts(values, judged), *times),
+        problem=problem,
+        device=values.device.type,
     )
 
 
-def _facts(values: _Values, judged: Audit) -> Iterator[tuple[str, str]]:
+def _facts(values: _Values, judged: Report) -> Iterator[tuple[str, str]]:
     yield (
         "steps watched",
         f"{values.ran}{f', {values.skipped} of them skipped by the scaler' if values.skipped else ''}",
@@ -196,7 +201,4 @@ def _facts(values: _Values, judged: Audit) -> Iterator[tuple[str, str]]:
         yield "loss scale", f"{values.scales[0]:,g} → {values.scales[-1]:,g}"
     if len(values.losses) > 1:
         yield "loss", f"{values.losses[0]:.4g} → {values.losses[-1]:.4g}"
-    device = next((p.device for model in values.models for p in model.parameters()), torch.device("cpu"))
-    yield from machine_facts(device, values.watch.matmuls)
-    if judged.right:
-        yield "found right", listed(judged.right)
+    yield from machine_facts(values.device, values.watch.matmuls)

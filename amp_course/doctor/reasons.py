@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,24 +12,51 @@ from amp_course.diagnosis.report import count, listed
 from amp_course.doctor.running import Outcome
 from amp_course.doctor.speed import machine_facts
 
+ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
+_TERMINAL = re.compile(r"stty: |Inappropriate ioctl|not a tty|not a terminal", re.IGNORECASE)
 
 
 def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) -> str:
     """Say why there is nothing to judge, and what to do."""
-    text, code = "\n".join(outcome.lines), outcome.code
-    main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0}
+    main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0, "by_hand": 0, "programs": []}
     main |= results[0] if results else {}
-    error = main["error"]
+    if main["error"]:
+        return _error(main["error"], outcome)
+    ended, code = main["ended"], outcome.code
+    if not results and outcome.late:
+        return (
+            f"After {seconds:g} seconds it was too busy to stop, and what had been seen is lost: give it more time with "
+            "`--timeout`, or less to do (a smaller model)."
+        )
+    if ended == "exit" and "usage:" in "\n".join(outcome.lines):
+        return f"It ended with exit code {code} over its arguments: give them after its name, as you do for `python`."
+    if outcome.late or ended == "time":
+        what = "completed no update" if main["passes"] and main["optimizers"] else "took no step of an optimizer"
+        return (
+            f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do before its first step (a "
+            "smaller dataset)."
+        )
+    if ended == "killed" and code < 0:
+        return (
+            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
+        )
+    if not results:
+        return f"It ended with exit code {code}, and what had been seen is lost: did a child of it crash, or a launcher?"
+    if ended == "exit" and code:
+        return f"It ended on its own with exit code {code}, before it trained."
+    return _untrained(main)
+
+
+def _error(error: str, outcome: Outcome) -> str:
+    """Say what the exception means that ended a script before an optimizer stepped."""
     if "RANK expected" in error or re.search(r"KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'", error):
         return "It is a script for `torchrun`: say in how many processes the doctor is to start it, `--ranks 2`."
     if "EOFError" in error:
-        return (
-            "It asks for input from a terminal, and there is none: give what it asks for as an argument, or in a file."
-        )
-    if main["ended"] == "exit" and "usage:" in text:
-        return f"It ended with exit code {code} over its arguments: give them after its name, as you do for `python`."
-    if error and _GPU.search(error) and _no_gpu():
+        return "It asks for input: give what it asks for as an argument, or in a file (`< answers.txt`)."
+    if _TERMINAL.search("\n".join([error, *outcome.lines])):
+        return f"It asks its terminal something, and there is none here: start the doctor in a terminal. ({error})"
+    if _GPU.search(error) and _no_gpu():
         return (
             f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has one, or let it fall back to the "
             "CPU."
@@ -37,37 +65,50 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
         return f"It could not be imported: {error}. Install what it needs in the environment that runs the doctor."
     if "FileNotFoundError" in error:
         return f"It misses a file: {error}. Start the doctor in the folder where you start the script."
-    if error:
-        return f"It raised an exception before an optimizer stepped: {error}."
-    if outcome.late or main["ended"] == "time":
-        what = "took no step of an optimizer" if not main["passes"] else "completed no update"
+    return f"It raised an exception before an optimizer stepped: {error}."
+
+
+def _untrained(main: dict[str, Any]) -> str:
+    """Say what a script did that ended, and stepped no optimizer of torch's."""
+    passes = count(main["passes"], "backward pass").replace("passs", "passes")
+    grads = f"called `torch.autograd.grad` {count(main['by_hand'], 'time')}" if main["by_hand"] else ""
+    gradients = listed(filter(None, [f"ran {passes}" if main["passes"] else "", grads]))
+    if main["optimizers"] and gradients:
+        return f"It made {_kinds(main['optimizers'])}, and {gradients}, but no optimizer stepped."
+    if gradients:
         return (
-            f"In {seconds:g} seconds it {what}: give it more time with `--timeout`, or less to do before its first step (a "
-            "smaller dataset)."
+            f"It {gradients}, and made no `torch.optim.Optimizer`: it changes its weights by hand, or by a library with "
+            "optimizers of its own, and the doctor follows torch's alone. `first_nonfinite` and `watch_ranges` work for it, too."
         )
-    if main["ended"] == "killed" and code < 0:
+    if main["programs"]:
         return (
-            f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
+            f"It started other programs and trained nothing itself: `{main['programs'][0]}`. The doctor does not follow those: "
+            "examine that program instead."
         )
-    if main["ended"] == "exit" and code:
-        return f"It ended on its own with exit code {code}, before it trained."
-    if main.get("by_hand") and not main["passes"]:
-        return (
-            f"It called `torch.autograd.grad` {main['by_hand']} times and made no step of an optimizer: what it does with the "
-            "gradients by hand cannot be judged. `first_nonfinite` and `watch_ranges` work for it, too."
-        )
-    made = f"It made {listed(main['optimizers'])}, and" if main["optimizers"] else "It made no optimizer, and"
-    if main["passes"]:
-        return (
-            f"{made} ran {count(main['passes'], 'backward pass').replace('passs', 'passes')}, but no optimizer stepped."
-        )
+    made = f"It made {_kinds(main['optimizers'])}, and" if main["optimizers"] else "It made no optimizer, and"
     return f"{made} ran no backward pass: it ended without training. Is the training behind an argument, or in another file?"
+
+
+def _kinds(optimizers: Sequence[str]) -> str:
+    """Write which optimizers there are: ["SGD", "Adam", "Adam"] → "SGD and 2 Adam"."""
+    return listed(f"{number} {name}" if number > 1 else name for name, number in Counter(optimizers).items())
 
 
 def _no_gpu() -> bool:
     import torch
 
     return not torch.cuda.is_available()
+
+
+def more_to_see(trained: Sequence[dict[str, Any]]) -> str:
+    """Say how much was seen, and what would be enough."""
+    one = trained[0]
+    how = {
+        "steps": "ask for more with `--steps`", "time": "give it more time with `--timeout`",
+        "error": "find out why it ended with an exception",
+    }.get(one["ended"], "let it train longer, with more epochs or more batches")  # fmt: skip
+    seen = count(one["updates"], "complete update")
+    return f"There was nothing wrong in {seen}, which is too little to say more: {how}. {ENOUGH} updates are enough for most."
 
 
 def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -79,11 +120,13 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         "steps": "as many as asked for", "time": "its time was up", "end": "the script ended", "exit": "the script ended",
         "error": "the script raised an exception",
     }[one["ended"]]  # fmt: skip
+    if one["ended"] == "steps" and one["updates"] < one["asked"]:
+        how = f"of {one['asked']} that were asked for: they take long, and these are enough"
     skips = f", {one['skipped']} of them skipped by the scaler" if one["skipped"] else ""
     yield "updates", f"{one['updates']}{skips} ({how})"
     if len(trained) > 1:
         yield "processes", f"{len(trained)} that train"
-    yield "optimizers", listed(dict.fromkeys(one["optimizers"]))
+    yield "optimizers", _kinds(one["optimizers"])
     yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
     matmuls = one["matmuls"]
     total = sum(matmuls.values())
@@ -96,6 +139,22 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
     yield from machine_facts(one["device"], matmuls)
     yield "it ran for", f"{one['seconds']:.0f} s"
+
+
+def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the behaviours that were judged."""
+    if not trained:
+        return
+    yield from ("values", "weights", "run")
+    one = trained[0]
+    if one["updates"] > 1:
+        yield from ("backward", "autocast", "steps", "clearing")
+    if one["updates"] > 1 and one["scalers"]:
+        yield from ("updates", "clipping", "loss scale")
+    if one["scalers"] and one["stressed"]:
+        yield "overflow"
+    if len(trained) > 1:
+        yield "ranks"
 
 
 def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
 from amp_course.doctor import inside
-from amp_course.doctor.forking import ForkServer
+from amp_course.kit.markup import without_codes
 
 _GRACE = 15.0  # seconds that the processes get to write what they found
 _LAST = 12  # lines of the script's output
 _PLAIN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
+_END_OF_INPUT = b"\x04" * 64  # for a script that asks its terminal something: nobody is there to answer
 
 
 @dataclass(frozen=True)
@@ -29,62 +32,93 @@ class Outcome:
     late: bool
 
 
-class _Process(Protocol):
-    pid: int
-
-    def wait(self, timeout: float | None = None) -> int: ...
-    def poll(self) -> int | None: ...
-
-
 def run_script(
-    path: Path,
-    args: Sequence[str],
-    steps: int,
-    seconds: float,
-    folder: Path,
-    *,
-    keep_files: bool = False,
-    threads: int | None = None,
-    ranks: int = 1,
-    server: ForkServer | None = None,
-) -> Outcome:
+    command: Sequence[str], steps: int, seconds: float, folder: Path, *, keep_files: bool = False, threads: int | None = None,
+    ranks: int = 1, progress: Callable[[int], None] | None = None,
+) -> Outcome:  # fmt: skip
     """Run a script until it ends, has made its steps, or is out of time; what its processes found is left in `folder`.
 
-    server: forks the process, unless there are several ranks; without one, it is started as a command
+    command:  what follows `python`: a script or `-m` and a module, then arguments
+    progress: is called a few times a second, with the number of updates so far
     """
-    keep = "" if keep_files else os.pathsep.join([str(path.resolve().parent), os.getcwd()])
-    arguments = [str(folder), str(steps), str(seconds), keep, str(path), *args]
-    environment = os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-    output = folder / "output"
-    process: _Process
-    if server is not None and ranks == 1:
-        process = server.start(arguments, output, environment)
-    else:
-        process = _command(arguments, output, environment, ranks)
-    late = False
-    try:
-        code = process.wait(seconds + _GRACE)
-    except subprocess.TimeoutExpired:
-        late = True
-    finally:
-        end(process)
-    code = process.wait()
-    text = output.read_bytes()[-20_000:].decode("utf-8", "replace")
-    return Outcome(code, tuple([line.rstrip() for line in text.splitlines() if line.strip()][-_LAST:]), late)
-
-
-def _command(
-    arguments: Sequence[str], output: Path, environment: dict[str, str], ranks: int
-) -> subprocess.Popen[bytes]:
+    here = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(command[0]))
+    keep = "" if keep_files else os.pathsep.join([here, os.getcwd()])
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    with open(output, "wb") as file:
-        return subprocess.Popen(
-            [sys.executable, *launcher, inside.__file__, *arguments], env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+    output, late = folder / "output", False
+    with _streams(output) as (stdin, stdout):
+        process = subprocess.Popen(
+            [sys.executable, *launcher, inside.__file__, str(folder), str(steps), str(seconds), keep, *command],
+            env=os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+            start_new_session=True, stdin=stdin, stdout=stdout, stderr=stdout,
         )  # fmt: skip
+        try:
+            late = not _ends(process, seconds + _GRACE, folder / "progress", progress)
+        finally:
+            end(process)
+    return Outcome(process.wait(), last_lines(output.read_bytes()), late)
 
 
-def end(process: _Process) -> None:
+@contextlib.contextmanager
+def _streams(output: Path) -> Iterator[tuple[int | None, int]]:
+    """Yield stdin and stdout for a script whose output goes into a file.
+
+    Where this process has a terminal the script gets one too, of the same size; else its stdin is ours.
+    """
+    with open(output, "wb") as file, contextlib.ExitStack() as stack:
+        if not os.isatty(0):
+            yield None, file.fileno()
+            return
+        import termios  # there is none on Windows, nor a terminal of this kind
+
+        ours, theirs = os.openpty()
+        stack.callback(os.close, ours)
+        settings = termios.tcgetattr(theirs)
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        termios.tcsetwinsize(theirs, termios.tcgetwinsize(0))
+        os.write(ours, _END_OF_INPUT)
+        reader = threading.Thread(target=_copy, args=(ours, file), daemon=True)
+        reader.start()
+        try:
+            yield theirs, theirs
+        finally:
+            os.close(theirs)
+            reader.join(2.0)
+
+
+def _copy(source: int, file: BinaryIO) -> None:
+    """Copy what a terminal shows, until nobody writes to it any more."""
+    with contextlib.suppress(OSError, ValueError):
+        while data := os.read(source, 65536):
+            file.write(data)
+
+
+def _ends(
+    process: subprocess.Popen[bytes], seconds: float, counter: Path, progress: Callable[[int], None] | None
+) -> bool:
+    """Wait for the end of a process for so many seconds; return whether it has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+            return True
+        if progress is not None:
+            with contextlib.suppress(OSError, ValueError):
+                progress(int(counter.read_text()))
+    return False
+
+
+def last_lines(output: bytes) -> tuple[str, ...]:
+    """Return the last lines of an output as a terminal shows them in the end.
+
+    Example: b"a\r\x1b[31mb\x1b[0m\n" → ("b",)
+    """
+    text = without_codes(output[-20_000:].decode("utf-8", "replace")).replace("\r\n", "\n")
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return tuple([line for line in lines if line][-_LAST:])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started; those that write get a moment."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         try:

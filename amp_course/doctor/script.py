@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
+from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.report import Diagnosis, finding_of, listed
+from amp_course.diagnosis.report import Report, finding_of, listed
+from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.files import put_back
-from amp_course.doctor.forking import ForkServer
-from amp_course.doctor.reasons import facts, not_judged, reason
+from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, reason
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
@@ -30,69 +33,86 @@ _SHARDED = (
 
 
 def examine_script(
-    script: str | os.PathLike[str],
-    args: Sequence[str] = (),
-    *,
-    steps: int = STEPS,
-    seconds: float = SECONDS,
-    keep_files: bool = False,
-    threads: int | None = None,
-    again: bool = True,
-    ranks: int = 1,
-    server: ForkServer | None = None,
-) -> Diagnosis:
+    script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False, steps: int = STEPS,
+    seconds: float = SECONDS, keep_files: bool = False, threads: int | None = None, again: bool = True, ranks: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Report:  # fmt: skip
     """Run `python script *args` for some updates, and say what is wrong with how it trains.
 
+    module:     `script` is the name of a module, to be run by `python -m`
     steps:      updates that are looked at, at most; fewer, but at least 20, if they take long. After them one is given an inf,
                 and the run ends
     seconds:    after which it ends wherever it is
     threads:    for the script's ops; None leaves that to torch
     ranks:      processes in which `torchrun` starts it; with 1, it is started by `python`
     again:      run a script that ended before that, and has a scaler, a second time, for the inf alone
-    server:     forks the script's process, which saves each of several scripts the import of torch
     keep_files: leave what the script wrote; else files in its folder and in the current one are put back as they were
+    progress:   is called a few times a second, with the number of updates so far
 
-    It runs in a process of its own, without a terminal; what it prints is kept apart. Raises CourseError for a file that is
-    missing or is no Python script, ValueError for steps, seconds or ranks below 1.
+    It runs in a process of its own, with a terminal if there is one here; what it prints is kept apart. Raises CourseError for
+    a file that is missing or is no Python script, ValueError for steps, seconds or ranks below 1.
     """
-    path = Path(script)
+    if steps < 1 or seconds < 1 or ranks < 1:
+        raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
+    command = ["-m", str(script), *args] if module else [str(_script(Path(script))), *args]
+    subject = f"-m {script}" if module else Path(script).name
+    run = functools.partial(run_script, command, keep_files=keep_files, threads=threads, ranks=ranks, progress=progress)
+    folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
+    changed: tuple[list[str], list[str]] = ([], [])
+    with _interrupted_once():
+        try:
+            began = time.monotonic()
+            outcome = run(steps, seconds, folder)
+            results = _results(folder)
+            short = [
+                one["updates"]
+                for one in results
+                if one.get("scalers") and one["ended"] in ("end", "exit") and not _all_skipped(one)
+            ]
+            left = seconds - (time.monotonic() - began)
+            stressed = any(one.get("stressed") for one in results)
+            if again and short and not stressed and min(short) > _SPARE and left > 1:
+                repeated = folder / "again"
+                repeated.mkdir()
+                run(min(short) - _SPARE, left, repeated)
+                results = _with_stress(results, _results(repeated))
+        finally:
+            if not keep_files:
+                changed = put_back(folder)
+                put_back(folder / "again")
+            shutil.rmtree(folder, ignore_errors=True)
+    return _report(subject, args, results, outcome, seconds, changed)
+
+
+def _script(path: Path) -> Path:
+    """Return the path of a script that can be run. Raises CourseError for any other."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise CourseError(f"{path} {what}: give the path of a Python script.")
+        raise CourseError(f"{path} {what}: give the path of a Python script, or -m and the name of a module.")
     if path.suffix in (".ipynb", ".sh"):
         raise CourseError(
             f"{path.name} is not a Python script: the doctor runs what `python` runs. In a notebook, call "
             "`doctor(model, train_step, batches)`."
         )
-    if steps < 1 or seconds < 1 or ranks < 1:
-        raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
-    subject = " ".join([path.name, *args])
-    folder = Path(tempfile.mkdtemp(prefix="amp-course-doctor-"))
-    changed: tuple[list[str], list[str]] = ([], [])
+    return path
+
+
+@contextlib.contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let the first Ctrl-C end what runs, and the next ones not disturb the putting back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        began = time.monotonic()
-        run = functools.partial(
-            run_script, path, args, keep_files=keep_files, threads=threads, ranks=ranks, server=server
-        )
-        outcome = run(steps, seconds, folder)
-        results = _results(folder)
-        short = [
-            one["updates"]
-            for one in results
-            if one.get("scalers") and one["ended"] in ("end", "exit") and not _all_skipped(one)
-        ]
-        left = seconds - (time.monotonic() - began)
-        if again and short and not any(one.get("stressed") for one in results) and min(short) > _SPARE and left > 1:
-            repeated = folder / "again"
-            repeated.mkdir()
-            run(min(short) - _SPARE, left, repeated)
-            results = _with_stress(results, _results(repeated))
+        yield
     finally:
-        if not keep_files:
-            changed = put_back(folder)
-            put_back(folder / "again")
-        shutil.rmtree(folder, ignore_errors=True)
-    return _diagnosis(subject, results, outcome, seconds, changed)
+        signal.signal(signal.SIGINT, before)
 
 
 def _all_skipped(one: dict[str, Any]) -> bool:
@@ -117,43 +137,48 @@ def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> 
     return results
 
 
-def _diagnosis(
-    subject: str,
-    results: list[dict[str, Any]],
-    outcome: Outcome,
-    seconds: float,
+def _report(
+    subject: str, args: Sequence[str], results: list[dict[str, Any]], outcome: Outcome, seconds: float,
     changed: tuple[list[str], list[str]],
-) -> Diagnosis:
+) -> Report:  # fmt: skip
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
-    trained = [one for one in results if one["passes"]]
+    trained = [one for one in results if one["passes"] and one["optimizers"]]
     if any(one["ended"] in ("steps", "time") for one in trained):  # others then fail for want of a partner
         for one in trained:
             if one["ended"] == "error":
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
-    found = [finding_of(one) for result in results for one in result["findings"]]
-    found += check_ranks(trained)
-    findings = without_consequences(in_order(found))
-    advice = in_order([finding_of(one) for result in trained for one in result["advice"]])
+    sharded = any(one.get("sharded") for one in results)
+    left_out = ADVISED | ({"script-raises"} if sharded else set())
+    named = [finding_of(one) for result in results for one in result["findings"]] + list(check_ranks(trained))
+    findings = in_order(one for one in named if one.name not in left_out)
+    advice = [one for one in named if one.name in ADVISED]
+    advice += [finding_of(one) for result in trained for one in result["advice"]]
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
         observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
     if changed[1]:
-        observed.append(
-            f"The script wrote {listed(map(_short, changed[1][:3]))}{' and more' * (len(changed[1]) > 3)}; removed again."
-        )
-    sharded = any(one.get("sharded") for one in results)
-    if sharded:
-        findings = tuple(one for one in findings if one.name != "script-raises")
-    problem = "" if findings or any(one["updates"] for one in trained) else reason(results, outcome, seconds)
+        more = " and more" * (len(changed[1]) > 3)
+        observed.append(f"The script wrote {listed(map(_short, changed[1][:3]))}{more}; removed again.")
+    updates = max((one["updates"] for one in trained), default=0)
+    problem = "" if findings or updates else reason(results, outcome, seconds)
     if sharded and not findings:
         problem = _SHARDED
     if broken and not problem and not trained:
         problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
     failed = problem or any(one["ended"] == "error" for one in results)
-    return Diagnosis(
-        subject, findings, tuple(one for one in advice if one.name not in {f.name for f in findings}),
-        tuple(facts(trained)), tuple(observed), tuple(not_judged(trained)), problem, outcome.lines if failed else (),
+    return Report(
+        findings,
+        tuple(checked(trained)),
+        tuple(not_judged(trained)),
+        tuple(observed),
+        subject=subject,
+        advice=tuple(one for one in in_order(advice) if one.name not in {f.name for f in findings}),
+        facts=(*([("arguments", " ".join(args))] if args else []), *facts(trained)),
+        too_little="" if findings or problem or updates >= ENOUGH else more_to_see(trained),
+        problem=problem,
+        output=outcome.lines if failed else (),
+        device=trained[0]["device"].partition(":")[0] if trained else "cuda",
     )  # fmt: skip
 
 

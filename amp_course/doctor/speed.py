@@ -38,7 +38,11 @@ def machine_facts(device: torch.device | str, dtypes: Collection[str]) -> Iterat
 
 
 def _number(times: float) -> str:
-    return f"{times:.0f}" if times >= 10 else f"{times:.2g}"
+    """Round a ratio so that it holds the next time, too: 37 → "over 20", 0.43 → "about 0.4"."""
+    for bound in (100, 50, 20, 10, 5):
+        if times > bound:
+            return f"over {bound}"
+    return f"about {times:.1g}"
 
 
 # The section of each cause that `explain` names; 09.6 for those that are not listed.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 _BOLD = re.compile(r"\*\*(\S|\S.*?\S)\*\*")
+_CODES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_=>])")
 
 
 def inline_html(text: str) -> str:
@@ -22,6 +23,11 @@ def inline_html(text: str) -> str:
 def plain_text(text: str) -> str:
     """Return a text without the stars of **bold**; backticks stay, which set code apart in plain text, too."""
     return "".join(f"`{part}`" if is_code else _BOLD.sub(r"\1", part) for part, is_code in _parts(text))
+
+
+def without_codes(text: str) -> str:
+    """Return a text without the codes by which a terminal shows colours. Example: "\\x1b[31mred\\x1b[0m" → "red" """
+    return _CODES.sub("", text)
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:

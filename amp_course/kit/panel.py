@@ -14,7 +14,7 @@ from typing import Any
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
-from amp_course.kit.style import png
+from amp_course.kit.style import png, shown_as
 
 WIDE = {"description_width": "8em"}  # one width for all labels, so that controls line up
 
@@ -47,7 +47,7 @@ class Panel(widgets.VBox):
 
     A chapter's panel makes its controls, calls `super().__init__(title, controls, view)`, and gives `still()`.
 
-    side_by_side: whether the controls may stand to the left of the view, on a wide page; else they stay above it
+    side_by_side: whether the controls may be left of the view on a wide page; if not, they stay above it
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Panel(widgets.VBox):
             layout=widgets.Layout(
                 border="1px solid var(--jp-border-color2, #ccc)",
                 padding="8px 12px",
-                max_width="84em" if side_by_side else "62em",
+                max_width="84em",
             ),
         )
         self.add_class("amp-panel")  # by which the course's JupyterLab names it for screen readers
@@ -91,7 +91,7 @@ class Panel(widgets.VBox):
         still = self.still()
         bundle["text/plain"] = repr(self)
         bundle["image/png"] = base64.b64encode(png(still)).decode()
-        return bundle, {"image/png": {"alt": getattr(still, "alt", "")}}
+        return bundle, {"image/png": shown_as(still)}
 
 
 def _classed(name: str, children: Sequence[widgets.Widget]) -> widgets.VBox:

@@ -10,7 +10,8 @@ import ipywidgets as widgets
 import torch
 from matplotlib.figure import Figure
 
-from amp_course.audit import Audit, audit
+from amp_course.audit import audit
+from amp_course.diagnosis.report import Report
 from amp_course.kit.panel import WIDE, Panel
 from amp_course.kit.threads import one_thread
 from amp_course.patterns.figures import workbench_figure
@@ -50,7 +51,7 @@ class LoopWorkbench(Panel):
     """
 
     def __init__(self) -> None:
-        self._audits: dict[Switches, Audit] = {}
+        self._audits: dict[Switches, Report] = {}
         self._setting = False
         self.start = widgets.Dropdown(
             options=[*PRESETS, OWN],
@@ -105,7 +106,7 @@ class LoopWorkbench(Panel):
         self._lines, self._judged = marked_lines(source, source_of(RIGHT)), judgements(found)
         self.view.value = workbench_view(self._lines, self._judged, found)
 
-    def _audited(self, switches: Switches) -> tuple[str, Audit]:
+    def _audited(self, switches: Switches) -> tuple[str, Report]:
         if switches not in self._audits:
             with torch.random.fork_rng(), one_thread():
                 _, step, objects = build_loop(switches)

@@ -22,7 +22,9 @@ class DoctorsWatch(Watch):
     def __init__(self) -> None:
         super().__init__()
         self.matmuls: Counter[str] = Counter()
-        self.reads: Counter[str] = Counter()
+        self.reads: Counter[tuple[Line, str]] = (
+            Counter()
+        )  # line and device; of integers on a CPU, which are indices, none
         self.counting = False
         self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
 
@@ -33,9 +35,9 @@ class DoctorsWatch(Watch):
         name = func._schema.name.split("::")[-1]
         reads = name in ("_local_scalar_dense", "is_nonzero", "item") and torch.is_grad_enabled() and not self._stepping
         if self.counting and reads:
-            line = Line.of(_line(sys._getframe(1)))
-            if line is not None:
-                self.reads[line.place] += 1
+            line, read = Line.of(_line(sys._getframe(1))), args[0]
+            if line is not None and (read.device.type != "cpu" or read.is_floating_point() or read.dtype == torch.bool):
+                self.reads[line, read.device.type] += 1
         if len(self.births) >= _BIRTHS:
             return func(*args, **(kwargs or {}))
         try:

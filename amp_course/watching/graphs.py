@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_course.watching.records import Graph
 
@@ -24,18 +25,16 @@ _LOSSES = {
     "HuberLoss": "huber_loss",
     "SoftMarginLoss": "soft_margin_loss",
 }
-# Ops of hand-written losses that autocast runs in float32 on a GPU (the same page).
+# Ops of hand-written losses, of which those count that autocast runs in float32 on a GPU: `mean` is not one of them.
+_OPS = {
+    "Sum": "sum", "Mean": "mean", "Prod": "prod", "Pow": "pow.Tensor_Scalar", "Exp": "exp", "Log": "log",
+    "LogSoftmax": "log_softmax.int", "Softmax": "softmax.int", "LinalgVectorNorm": "linalg_vector_norm",
+    "Norm": "norm.Scalar",
+}  # fmt: skip
 _FP32_OPS = {
-    "Sum": "sum",
-    "Mean": "mean",
-    "Prod": "prod",
-    "Pow": "pow",
-    "Exp": "exp",
-    "Log": "log",
-    "LogSoftmax": "log_softmax",
-    "Softmax": "softmax",
-    "LinalgVectorNorm": "norm",
-    "Norm": "norm",
+    node: op.split(".")[0].removeprefix("linalg_vector_")
+    for node, op in _OPS.items()
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "AutocastCUDA")
 }
 _MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
 _MOST = 200_000  # nodes
@@ -53,6 +52,7 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collec
     casts = opaque = False
     matmuls = 0
     met: list[Any] = []
+    roots = list(roots)
     for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
         name = node.name()
         if node in older:
@@ -69,7 +69,23 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collec
             late.append((_FP32_OPS[plain], here[0]))
         matmuls += plain in _MATMULS and torch.float32 in dtypes
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
-    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met))
+    factor = max((_factor(one.grad_fn) for one in roots if one.grad_fn is not None), default=1.0)
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met), factor)
+
+
+def _factor(node: Any) -> float:
+    """Return the number by which a loss is multiplied at its end: 1024 for `loss * 1024`."""
+    factor = 1.0
+    while node is not None and node.name() in ("MulBackward0", "DivBackward0"):
+        held = [one for one in (node._saved_self, node._saved_other) if one is not None and one.numel() == 1]
+        ways = [one for one, _ in node.next_functions if one is not None]
+        if len(held) != 1 or len(ways) != 1:
+            break
+        with _disable_current_modes():  # a watch is given such a tensor as a plain number, which torch then refuses
+            number = float(held[0])
+        factor *= number if node.name() == "MulBackward0" else 1 / number if number else 1.0
+        node = ways[0]
+    return abs(factor)
 
 
 def next_node() -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from amp_course.watching.records import Training, Update
+
+_LOOKS = 8  # through all objects there are, each of which takes a tenth of a second
 
 
 class ModulesSeen:
@@ -20,6 +24,9 @@ class ModulesSeen:
         """Forget what was seen: the training has a new optimizer."""
         self.updates = self.trained = self.evaluated = 0  # `evaluated`: in a row, at the end
         self.mode_counts = False  # some dropout or batch norm was called
+        self.other_weights = False  # those that run in evaluation mode are not those that ran in training mode before
+        self._trained: set[int] = set()  # ids of the weights that ran in training mode last
+        self._orphans: dict[frozenset[int], bool] = {}
         self.left_out = self.lost = (
             0  # updates with weights in no optimizer; with an optimizer of old weights, in a row
         )
@@ -38,14 +45,25 @@ class ModulesSeen:
         self.trained += trained
         self.evaluated = 0 if trained else self.evaluated + 1
         used = {id(p): p for one in called for p in one._parameters.values() if p is not None and p.requires_grad}
+        if trained:
+            self._trained = set(used)
+        self.other_weights = not trained and self._trained != set(used)
         held, given = _held(update, training)
-        outside = [p for key, p in used.items() if key not in held and p.grad is not None]
-        old = [key for key, p in held.items() if p.requires_grad and key not in used and key not in given]
+        outside = [p for key, p in used.items() if key not in held]
+        old = frozenset(key for key, p in held.items() if p.requires_grad and key not in used and key not in given)
         copied = any(key in given and key not in used for key in held)  # master copies, say
-        self.left_out += bool(outside) and not copied
-        self.lost = self.lost + 1 if outside and old else 0
+        self.left_out += any(p.grad is not None for p in outside) and not copied
+        self.lost = self.lost + 1 if outside and old and self._are_orphans(old) else 0
         if outside:
             self.example = len(outside), len(used), len(old)
+
+    def _are_orphans(self, weights: frozenset[int]) -> bool:
+        """Return True if no module holds these weights any more."""
+        if weights not in self._orphans and len(self._orphans) < _LOOKS:
+            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+            living = {id(p) for one in modules for p in vars(one).get("_parameters", {}).values()}
+            self._orphans[weights] = not weights & living
+        return self._orphans.get(weights, False)
 
 
 def _is_of_two_modes(module: nn.Module) -> bool:

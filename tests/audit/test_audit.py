@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.audit import FAULTS, audit
+from amp_course.audit import audit
 from amp_course.kit.models import CharGPT, DigitsResNet
 from tests.audit.scenes import RIGHT, Scene, plain
 
@@ -208,9 +208,3 @@ def test_what_the_reader_wrote_is_escaped() -> None:
         raise ValueError("<script>alert(1)</script>")
 
     assert "<script>" not in audit(step, **scene.objects)._repr_html_()
-
-
-def test_texts_are_sentences_without_their_full_stop() -> None:
-    for fault in FAULTS.values():
-        assert not fault.cause.endswith(".") and not fault.cure.endswith(".")
-        assert fault.cure[0].isupper() and len(fault.cause) > 20

@@ -10,7 +10,9 @@ from amp_course.audit import FAULTS
 from tests.audit.case import Case
 from tests.audit.cases import BROKEN, SOUND, audited
 from tests.conftest import DIAGNOSIS
+from tests.findings.record import of_audit, stored
 
+RECORD = stored()
 NAMES = {"ids": lambda case: case.name.replace(" ", "-")}
 
 
@@ -19,6 +21,7 @@ def test_a_broken_step_gets_its_finding(case: Case, record_property) -> None:
     report = audited(case)
     record_property(DIAGNOSIS, ("audit", case.name, "\n    ".join(map(str, report.findings))))
     assert report.names and set(report.names) <= set(case.faults), report
+    assert of_audit(report) == RECORD[f"audit/{case.name}"]
 
 
 @pytest.mark.parametrize("case", SOUND, **NAMES)
@@ -26,6 +29,7 @@ def test_a_sound_step_is_not_accused(case: Case) -> None:
     report = audited(case)
     assert report.names == (), report
     assert report and {"steps", "clearing"} <= set(report.right), report
+    assert of_audit(report) == RECORD[f"audit/{case.name}"]
 
 
 def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:

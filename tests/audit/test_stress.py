@@ -8,6 +8,16 @@ import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it, 
 from amp_course.audit import audit
 from tests.audit.fingerprints import differences, fingerprint, globals_kept, run_on, values
 from tests.audit.stress import STRESSES, Stress
+from tests.findings.record import entry, of_audit, stored
+
+
+def report_of(step, arguments):
+    """Return the report, or None where there is none, and its line in the record."""
+    try:
+        report = audit(step, **arguments)
+    except ValueError:
+        return None, entry(answer="error")
+    return report, of_audit(report)
 
 
 @pytest.mark.parametrize("stress", STRESSES, ids=lambda one: one.name.replace(" ", "-"))
@@ -18,11 +28,9 @@ def test_everything_is_put_back(stress: Stress) -> None:
             step, arguments, probes = stress.make()
             before = fingerprint(probes)
             if audited:
-                report = None
-                try:
-                    report = audit(step, **arguments)
-                except ValueError:
-                    assert not stress.sound
+                report, line = report_of(step, arguments)
+                assert line == stored()[f"stress/{stress.name}"]
+                assert report is not None or not stress.sound
                 assert not differences(before, fingerprint(probes))
                 if stress.sound and report is not None:
                     assert report.names == () and report.not_put_back == (), report

@@ -13,7 +13,7 @@ from amp_course.bits import formats as f
 from amp_course.bits.formats import FORMATS, FloatFormat
 from amp_course.bits.nearest import exact_value, nearest
 from amp_course.bits.panel_css import style
-from amp_course.bits.panel_html import explorer_view, formula, headline, number_line, rounding_note, table
+from amp_course.bits.panel_html import explorer_view, formula, headline, number_line, reading, rounding_note, table
 from amp_course.bits.parse import read
 
 
@@ -67,7 +67,7 @@ def test_formula_of_normal_and_subnormal_numbers():
     rows = rows_of(formula(0x8001, f.FP16))
     assert rows[2] == ["formula", "(−1)", "1", "·", "2", "1 − 15", "·", "(0 + 1/1024)"]
     assert rows[3][1:4] == ["−1", "·", "2"]
-    assert "read as 1" in formula(0x8001, f.FP16) and "fewer bits" in formula(0x8001, f.FP16)
+    assert "read as 1" in reading(0x8001, f.FP16) and "fewer bits" in reading(0x8001, f.FP16)
 
 
 @given(st.sampled_from(FORMATS), st.data())
@@ -84,9 +84,9 @@ def test_formula_multiplies_to_the_value(fmt, data):
 
 
 def test_specials_are_explained():
-    assert "in size is 65504; anything from 65520 on becomes infinity" in formula(0x7C00, f.FP16)
-    assert "not even itself" in formula(0x7E00, f.FP16)
-    assert "Every other pattern is a number" in formula(0x7F, f.FP8_E4M3)
+    assert "in size is 65504; anything from 65520 on becomes infinity" in reading(0x7C00, f.FP16)
+    assert "not even itself" in reading(0x7E00, f.FP16)
+    assert "Every other pattern is a number" in reading(0x7F, f.FP8_E4M3)
 
 
 def test_headline():
@@ -122,13 +122,12 @@ def shaded(svg):
 
 
 def test_the_band_ends_half_way_to_the_neighbours_or_never_where_there_is_no_inf():
-    near = partial(pytest.approx, abs=0.2)
-    assert shaded(number_line(0x3C01, f.FP16, Fraction(1))) == near((320 - 235 / 2, 320 + 235 / 2))
-    assert shaded(number_line(0x3C00, f.FP16, Fraction(1))) == near(
-        (320 - 235 / 4, 320 + 235 / 2)
-    )  # half the gap below 1
-    assert shaded(number_line(0x7, f.FP4_E2M1, Fraction(6))) == near((320 - 235 / 2, 630))
-    assert shaded(number_line(0xFE, f.FP8_E4M3, Fraction(-448))) == near((10, 320 + 235 / 2))
+    near, middle, half = partial(pytest.approx, abs=0.2), 280, 195 / 2
+    assert shaded(number_line(0x3C01, f.FP16, Fraction(1))) == near((middle - half, middle + half))
+    below_1 = near((middle - half / 2, middle + half))  # the gap below 1 is half the one above
+    assert shaded(number_line(0x3C00, f.FP16, Fraction(1))) == below_1
+    assert shaded(number_line(0x7, f.FP4_E2M1, Fraction(6))) == near((middle - half, 550))
+    assert shaded(number_line(0xFE, f.FP8_E4M3, Fraction(-448))) == near((10, middle + half))
 
 
 @pytest.mark.parametrize(

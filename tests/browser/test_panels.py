@@ -151,7 +151,7 @@ def ill_shaped(panel, theme):
     """Yield how a panel wastes the page or leaves the screen, and a menu whose arrow is dark on dark."""
     size = panel.bounding_box()
     room = panel.evaluate("one => one.closest('.jp-OutputArea-output').clientWidth")
-    if panel.locator(".amp-bit").count() == 0 and (size["height"] > 760 or size["width"] < min(room, 1092) - 8):
+    if size["height"] > 760 or size["width"] < min(room, 1092) - 8:
         yield f"{size['width']:.0f} × {size['height']:.0f}, where {room} × 760 are seen at once"
     for arrow in panel.locator("select").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundImage)"):
         if ("%23ddd" in arrow) != (theme == "Dark"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from amp_course.debugging.nonfinite import Nonfinite, Watch, first_nonfinite
 from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
 from amp_course.watching.values import INF, MINUS_INF, NAN, look_at
+from tests.findings.record import of_nonfinite, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")
 
@@ -32,6 +33,7 @@ def test_a_planted_fault_is_found_where_it_is(fault: Planted) -> None:
     assert (first.module, first.phase) == (fault.module, fault.phase)
     if fault.phase != "optimizer":  # the line of an optimizer's op is that of `optimizer.step()`
         assert any(line is not None and line.source.endswith("# here") for line in (first.line, first.forward))
+    assert of_nonfinite(found) == stored()[f"planted/{fault.name}"]
     assert first.op in str(found) and (not first.module or f"in {first.module} " in str(found))
 
 
@@ -39,6 +41,7 @@ def test_a_planted_fault_is_found_where_it_is(fault: Planted) -> None:
 def test_a_sound_step_is_not_accused(make: Callable[[], Setup]) -> None:
     found = found_in(make())
     assert not found and found.first is None
+    assert of_nonfinite(found) == stored()[f"planted sound/{make.__name__}"]
     assert "No inf or NaN did harm" in str(found)
 
 

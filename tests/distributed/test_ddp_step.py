@@ -1,5 +1,6 @@
 """The step of `ddp_amp.py` counts every sample once, however ranks and micro-batches divide them."""
 
+import contextlib
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_course.audit import audit
 from amp_course.distributed.launching import find_script
 from amp_course.distributed.ranks import warm_ranks
+from tests.findings.record import of_audit, stored
 
 RIGHT = find_script("ddp_amp").read_text("utf-8")
 # A fault that it once had: the means of all micro-batches counted the same.
@@ -78,13 +80,19 @@ def test_a_mean_of_means_would_be_seen():
     assert (got - expected).norm() > 0.1 * expected.norm()
 
 
-@pytest.fixture
-def alone():
+@contextlib.contextmanager
+def one_rank():
     hook = sys.excepthook  # torch puts its own around it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
     sys.excepthook = hook
+
+
+@pytest.fixture
+def alone():
+    with one_rank():
+        yield
 
 
 def evaluate_on_rank_0(inner):
@@ -120,7 +128,9 @@ def audited(source, accumulate):
 def test_the_audit_finds_no_fault(alone, accumulate):
     report = audited(RIGHT, accumulate)
     assert not report.names and "gradient" in report.checked, report
+    assert of_audit(report) == stored()[f"ddp step/right, {accumulate}"]
 
 
 def test_the_audit_sees_a_mean_of_means(alone):
-    assert audited(FAULTY, 3).names
+    report = audited(FAULTY, 3)
+    assert report.names and of_audit(report) == stored()["ddp step/mean of means, 3"]

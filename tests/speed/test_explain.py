@@ -1,8 +1,10 @@
 """`explain` on real steps: what it counts exactly, what it leaves alone, and what it says of steps that do not run."""
 
 import gc
+import html
 import itertools
 import json
+import multiprocessing
 import sys
 import time
 
@@ -125,6 +127,55 @@ def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
     assert quick(training(after=after)[0], batches()).timing.busy
     monkeypatch.setattr(rounds, "usable_cores", lambda: 0)
     assert quick(training(after=after)[0], batches()).timing.waited == 0
+
+
+@pytest.mark.parametrize(
+    ("worked", "said"),
+    [
+        (
+            1.9,
+            "The loader's 2 workers compete with the training for the 4 cores: one of them waited "
+            "for a CPU 60% of the time",
+        ),
+        (1.0, "Close other programs"),
+    ],
+)
+def test_workers_that_fill_the_cores_are_no_other_program(monkeypatch, worked, said):
+    """On 4 cores, beside a step that runs on one: who has most of the other three?"""
+    FakeMachine(monkeypatch, 0.6)
+    began = time.monotonic()
+    monkeypatch.setattr(rounds, "usable_cores", lambda: 4)
+    monkeypatch.setattr(time, "process_time", lambda: time.monotonic() - began)
+    monkeypatch.setattr(rounds, "worker_seconds", lambda: worked * (time.monotonic() - began))
+    x, y = torch.randn(320, 64), torch.randint(4, (320,))
+    found = quick(training()[0], DataLoader(TensorDataset(x, y), batch_size=16, num_workers=2))
+    for page in (str(found), found._repr_html_()):
+        words = " ".join(html.unescape(page).split())
+        assert said in words and ("Close other programs" in words) == (worked == 1.0)
+        assert "where the time goes" not in words
+    if worked == 1.9:
+        words = " ".join(str(found).split())
+        assert "Preparing batches had 48% of the cores, and other programs 2" in words
+
+
+def burn(queue, stop):
+    while time.process_time() < 0.3:
+        pass
+    queue.put(time.process_time())
+    stop.wait()
+
+
+def test_the_time_of_workers_counts_while_they_run_and_once_they_have_ended():
+    context = multiprocessing.get_context("fork")
+    queue, stop = context.Queue(), context.Event()
+    before = rounds.worker_seconds()
+    child = context.Process(target=burn, args=(queue, stop))
+    child.start()
+    took = queue.get(timeout=120)
+    assert rounds.worker_seconds() - before == pytest.approx(took, abs=0.1)
+    stop.set()
+    child.join()
+    assert rounds.worker_seconds() - before == pytest.approx(took, abs=0.1)
 
 
 def test_a_clock_that_is_set_back_does_not_move_the_samples(monkeypatch):

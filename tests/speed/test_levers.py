@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from amp_course.loop.recipe import AMP_BF16, FP32
 from amp_course.speed.counting import count_ops
 from amp_course.speed.experiments import compiling, levers
-from amp_course.speed.experiments.children import ChildError
+from amp_course.speed.experiments.children import ChildError, run_python
 from amp_course.speed.experiments.compiling import Compiled
 from amp_course.speed.experiments.figures import break_even_figure
 from amp_course.speed.experiments.levers import Lever, matmul_precision_restored, written_out
@@ -179,9 +179,13 @@ def test_the_cause_is_found_at_the_bottom_of_inductors_errors():
     assert wrapped(ValueError("else")) == "backend='inductor' raised:"
 
 
+QUIET = "from amp_course.kit import measure; measure.read_waits = lambda: {'main': 0}; "  # as tests/conftest.py
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_compiled_and_eager_give_the_same_or_the_reason_why_not():
+def test_compiled_and_eager_give_the_same_or_the_reason_why_not(monkeypatch):
+    monkeypatch.setattr(compiling, "run_python", lambda code, **more: run_python(QUIET + code, **more))
     found = compiling.compiled(seconds=SHORT, longest=150)
     if found.comparison is None:
         assert "compiler" in found.error or "not supported" in found.error, found.error

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from amp_course.watching.graphs import look_at
+from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Backward, Call, Layout, Meddling, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
@@ -176,6 +178,24 @@ def test_a_loss_in_the_region_runs_in_fp32_and_outside_it_in_16_bits(name: str, 
     assert outside.loss_ops and {one for _, one in outside.loss_ops} == {dtype}
     assert outside.low == {dtype} and outside.casts and not outside.opaque
     assert not look_at([LOSSES[name](layer(x), target)]).low
+
+
+@pytest.mark.parametrize(
+    ("node", "key"),
+    [(node, "AutocastCUDA") for node in [*_FP32_OPS, *_LOSSES]] + [(node, "AutocastCPU") for node in _LOSSES],
+)
+def test_what_should_run_in_fp32_has_a_kernel_of_autocast(node: str, key: str) -> None:
+    """`SmoothL1Loss` is the node of `aten::smooth_l1_loss`; what autocast casts is registered with the dispatcher."""
+    op = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])", "_", node).lower()
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    assert f"aten::{op}" in {name.partition(".")[0] for name in registered}
+
+
+def test_a_sum_after_the_region_counts_and_a_mean_does_not() -> None:
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = nn.Linear(4, 3)(torch.randn(5, 4))
+    assert not look_at([out.relu().mean()], region_end=0).late_ops
+    assert look_at([out.relu().sum()], region_end=0).late_ops == (("sum", torch.float16),)
 
 
 def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from amp_course.debugging.clinic import patients
-from amp_course.doctor import Diagnosis, examine_script
-from amp_course.doctor.forking import ForkServer, fork_servers
+from amp_course.diagnosis.report import Report
+from amp_course.doctor import examine_script
 from amp_course.kit.table import html_table, text_table
 
 # The patients in the order of the exercises → what the doctor calls the cause.
@@ -29,7 +27,7 @@ KNOWN = {
     "scaler_syncs": "host-waits",
     "bf16_updates": "updates-vanish",
     "tf32_mixed": "tf32-settings-mixed",
-    "poisoned_norm": "spoilt-buffer",
+    "poisoned_norm": "overflow-reached-buffer",
 }
 
 _SPOILER = "Show the table. It names the cause of every patient, so it spoils the exercises."
@@ -51,14 +49,17 @@ def complaint(name: str) -> str:
 class Round:
     """What the doctor said of each patient, by name."""
 
-    diagnoses: dict[str, Diagnosis]
+    diagnoses: dict[str, Report]
 
     def verdict(self, name: str) -> str:
-        """Say how a diagnosis compares with what is known: "named", "as advice", "another" or "nothing"."""
-        one, known = self.diagnoses[name], KNOWN.get(name)
+        """Say how a diagnosis compares with what is known: "named", "as advice", "as observed", "another" or "nothing"."""
+        one, known = self.diagnoses[name], KNOWN.get(name, "not known")
         if known in one.names:
             return "named"
-        return "as advice" if known in one.advised else "another" if one.findings else "nothing"
+        if known in one.advised:
+            return "as advice"
+        observed = any(text.startswith(known) for text in one.observations)
+        return "as observed" if observed else "another" if one.findings else "nothing"
 
     @property
     def named(self) -> int:
@@ -84,16 +85,9 @@ class Round:
 
 def ward_round(names: Sequence[str] = tuple(KNOWN), *, at_once: int = 2) -> Round:
     """Let the doctor examine patients, `at_once` of them in parallel, each in a process of its own, once."""
-    paths = {name: find_patient(name) for name in names}
-    with fork_servers(at_once) if sys.platform == "linux" else contextlib.nullcontext([None] * at_once) as servers:
-        free: list[ForkServer | None] = [*servers]
 
-        def examine(path: Path) -> Diagnosis:
-            server = free.pop()
-            try:
-                return examine_script(path, threads=1, again=False, server=server)
-            finally:
-                free.append(server)
+    def examine(name: str) -> Report:
+        return examine_script(find_patient(name), threads=1, again=False)
 
-        with ThreadPoolExecutor(at_once) as pool:
-            return Round(dict(zip(paths, pool.map(examine, paths.values()), strict=True)))
+    with ThreadPoolExecutor(at_once) as pool:
+        return Round(dict(zip(names, pool.map(examine, names), strict=True)))

@@ -20,7 +20,7 @@ late_anomaly = Exercise(
         "Anomaly mode looks for NaN in gradients, and not for inf. What are `growth` and `curve` at x = 100?",
         "`torch.where` sends a gradient of 0 into the branch that it does not take, and 0 · inf is NaN. So replacing the result "
         "comes too late: this branch must never see such an x.",
-        "Use `torch.where` twice: `safe = torch.where(x > 0, 0.0, x)` goes into `exp`; the cause is 'unused-branch'.",
+        "Use `torch.where` twice: `safe = torch.where(x > 0, 0.0, x)` goes into `exp`; the cause is 'infinite-derivative'.",
     ),
     why="`torch.where` selects values. Its backward pass still runs both branches, one of them with a gradient of 0.",
     alternative="`torch.exp(x.clamp(max=0))`. At a tie, the derivative of `clamp` is 1, and that of `torch.minimum` 1/2.",
@@ -28,7 +28,7 @@ late_anomaly = Exercise(
 
 
 def right(x: Any, alpha: Any) -> Any:
-    cause("unused-branch")
+    cause("infinite-derivative")
     safe = torch.where(x > 0, 0.0, x)
     curve = alpha * (torch.exp(safe) - 1)
     return torch.where(x > 0, x, curve)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ poisoned_norm = Exercise(
         "Batch norm updates `running_mean`, `running_var` and `num_batches_tracked` in the forward pass, before the scaler has "
         "looked at any gradient. They are buffers.",
         "Before each batch, `before = [b.clone() for b in model.buffers()]`; after `scaler.update()`, if the loss was not "
-        "finite, `b.copy_(old)` for each of them; the cause is 'spoilt-buffer'.",
+        "finite, `b.copy_(old)` for each of them; the cause is 'overflow-reached-buffer'.",
     ),
     why="In training mode batch norm uses the statistics of the batch, so no loss ever shows that the running ones are NaN. A "
     "moving average never forgets a NaN.",
@@ -36,7 +37,7 @@ poisoned_norm = Exercise(
 
 
 def right(model: Any, batches: Any) -> list[float]:
-    cause("spoilt-buffer")
+    cause("overflow-reached-buffer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     losses = []
@@ -79,6 +80,19 @@ class Range(nn.Module):
         return x
 
 
+_begin = torch.amp.GradScaler.__init__
+
+
+def _begin_lower(scaler: torch.amp.GradScaler, *args: Any, **options: Any) -> None:
+    """Make a scaler with a scale of at most 2**15.
+
+    It is the gradient of the scaled loss: a loss in fp16 skips the first update at 2**16, and no batch should be skipped
+    that does not overflow in the forward pass.
+    """
+    _begin(scaler, *args, **options)
+    scaler._init_scale = min(scaler.get_scale(), 2.0**15)
+
+
 def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     """Train through overflows in all units or in one, in the first batch or later, and through none."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -110,7 +124,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         hook = hidden.register_forward_hook(
             lambda module, args, output, first=first: first.append(str(output.dtype)[6:])
         )
-        got, named = run_answer(answer, case, model, list(batches))
+        with patch.object(torch.amp.GradScaler, "__init__", _begin_lower):
+            got, named = run_answer(answer, case, model, list(batches))
         hook.remove()
         causes.append(named)
         losses = read_losses(got, case, len(batches))

@@ -286,6 +286,8 @@ def _ought_to_move(used: Used, parameters: Sequence[Tensor]) -> bool:
     """Tell whether weights that did not move ought to have: those in 16 bits, or others by a rate that is not next to nothing."""
     low = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
     largest = max((float(p.detach().abs().max()) for p in parameters if p.numel()), default=0.0)
+    if used.step.closure and not low:
+        return False  # LBFGS stops once it has converged
     return low or used.step.rate * float(used.step.gradient.values.abs().max()) > 1e-6 * largest
 
 

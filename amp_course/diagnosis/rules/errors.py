@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,18 @@ from amp_course.checking.explain import short
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.exceptions import check_error
+from amp_course.kit.markup import without_codes
 from amp_course.watching.births import Birth
 from amp_course.watching.records import Training, Update
+from amp_course.watching.script import Clip
+from amp_course.watching.uses import steps_of
 
 _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
 
 
 def described(error: BaseException) -> str:
     """Put an exception on a line, with the line of the reader's code that it came from."""
-    message = " ".join(str(error).split())
+    message = " ".join(without_codes(str(error)).split())
     text = short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 300)
     return f"{text}{_place(error)}"
 
@@ -53,16 +57,28 @@ def name_error(
     if anomaly and any(one.is_enabled() for one in scalers) and not any(_before_backward(one) for one in births):
         yield finding("anomaly-mode-meets-scaler", torch_says=said, loss_scale=max(one.get_scale() for one in scalers))
         return
-    if training is None or not updates:
+    if training is None or not updates or anomaly:  # for the last, the values tell
+        return
+    if "No inf checks were recorded prior to update" in message and _stepped_while_scaled(updates[-1]):
+        yield finding("still-scaled", torch_says=said)
         return
     found = check_error(updates, training, 1)
-    if anomaly:
-        return  # the values tell
     yield finding("script-raises", f"the script raised {said}") if found.name == "step-raises" else found
 
 
 def _before_backward(birth: Birth) -> bool:
     return birth.phase != "backward" and birth.harmful
+
+
+def _stepped_while_scaled(update: Update) -> bool:
+    """Return True if an optimizer stepped, past the scaler, with gradients that nobody had divided by the scale."""
+    by_hand = [one for one in update.steps() if not one.by_scaler]
+    for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
+        arrived = [one.arrived[used.step.number].values for one in used.parts if used.step.number in one.arrived]
+        norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
+        if arrived and norms[0] * math.sqrt(max(update.scales)) > float(sum(arrived[1:], arrived[0]).norm()):
+            return True
+    return False
 
 
 def swallowed(raised: Sequence[BaseException]) -> Finding:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from amp_course.diagnosis.faults import finding
-from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.findings import Finding, fix_text
+from amp_course.diagnosis.report import listed
+from amp_course.watching.births import Line
 from amp_course.watching.buried import Buried
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.ranges import RangeWatch
 from amp_course.watching.twins import LostUpdates
 
+_LIBRARIES = os.path.dirname(os.__file__)  # Python's own
 _SURE = 3  # updates in a row with weights in no optimizer
 _LONG = 5  # updates in a row in evaluation mode
 _OFTEN = 0.5  # of the updates
@@ -24,7 +30,7 @@ _HEADROOM = 1.0  # doublings
 
 def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
     """Look for a model that is left in evaluation mode, and an optimizer of weights that were replaced."""
-    if seen.mode_counts and seen.trained and seen.evaluated >= _LONG:
+    if seen.mode_counts and seen.trained and seen.evaluated >= _LONG and not seen.other_weights:
         yield finding("left-in-evaluation-mode", updates_in_training_mode=seen.trained, and_then=seen.evaluated)
     if seen.lost >= _SURE:
         outside, used, old = seen.example
@@ -38,8 +44,8 @@ def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
 
 def advise_modules(seen: ModulesSeen, *, wrapped: bool) -> Iterator[Finding]:
     """Yield what may be meant. wrapped: in DDP, where an optimizer may hold a part of the weights."""
-    if seen.mode_counts and not seen.trained and seen.updates >= _LONG:
-        yield finding("trains-in-evaluation-mode", updates=seen.updates)
+    if seen.mode_counts and seen.evaluated >= _LONG and (seen.other_weights or not seen.trained):
+        yield finding("trains-in-evaluation-mode", updates=seen.evaluated, of=seen.updates)
     if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
         outside, used, _ = seen.example
         yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
@@ -66,7 +72,7 @@ def check_buried(buried: Buried) -> Iterator[Finding]:
         birth = buried.births[path]
         if error > _WRONG:
             cause = "a value is beyond 65,504, where fp16 ends, and what follows turns the inf into 0: no NaN shows it"
-            place = {"line": str(birth.line)} if birth.line else {}
+            place = {"place": str(birth.line)} if birth.line else {}
             yield finding(
                 "beyond-fp16",
                 cause,
@@ -80,13 +86,41 @@ def check_buried(buried: Buried) -> Iterator[Finding]:
 
 def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:
     """Yield what costs time on a GPU, and where fp16 is nearly left."""
-    reads = {line: count for line, count in watch.reads.items() if updates and count >= _OFTEN * updates}
-    if reads:
-        most = sorted(reads.items(), key=lambda one: -one[1])[:4]
-        often = ", ".join(f"{line}: {max(round(count / updates), 1)}" for line, count in most)
-        yield finding("host-waits", reads_in_each_update=often)
+    lines = _reading_lines(watch, updates, on_cpu=False)
+    if lines:
+        often = ", ".join(f"{line.place}: {max(round(count / updates), 1)}" for line, count in lines)
+        yield finding("host-waits", reads_in_each_update=often, variant=_kind_of_read(lines[0][0]))
     if ranges is not None and watch.matmuls["float16"]:
         close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
         if close:
             one = min(close, key=lambda reading: reading.headroom)
             yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)
+
+
+def observe_reads(watch: DoctorsWatch, updates: int) -> Iterator[str]:
+    """Yield what a training on a CPU reads in each update, which costs it nothing there."""
+    lines = _reading_lines(watch, updates, on_cpu=True)
+    if lines:
+        where = listed(str(line) for line, _ in lines)
+        verb = "reads" if len(lines) == 1 else "read"
+        one = finding("host-waits", variant=_kind_of_read(lines[0][0]))
+        yield (
+            f"{one.name}, if it ran on a GPU: {where} {verb} a tensor's value in each update, and a GPU's work has to be done by "
+            f"then. {fix_text(one)}"
+        )
+
+
+def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[tuple[Line, int]]:
+    """Return the lines of the reader's own that read values in at least half of the updates, and how often."""
+    counts: Counter[Line] = Counter()
+    for (line, device), count in watch.reads.items():
+        if (device == "cpu") == on_cpu and not line.file.startswith(_LIBRARIES) and "-packages" not in line.file:
+            counts[line] += count
+    return [one for one in counts.most_common(4) if updates and one[1] >= _OFTEN * updates]
+
+
+def _kind_of_read(line: Line) -> str:
+    """Return which of the fixes fits a line that reads a value: that for the scaler's read, for a decision, or for a log."""
+    if re.search(r"\.step\(", line.source):
+        return "scaler"
+    return "decision" if re.match(r"(if|elif|while|assert)\b", line.source) else ""

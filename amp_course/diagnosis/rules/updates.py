@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -16,18 +17,24 @@ from amp_course.diagnosis.rules.calls import (
     check_schedule,
     check_steps,
     check_updates,
+    frozen_optimizer,
     in_fp16_unscaled,
 )
 from amp_course.diagnosis.rules.stress import check_skipping
 from amp_course.watching.records import Backward, Call, Step, Training, Update
-from amp_course.watching.script import Summary, Use
+from amp_course.watching.script import Clip, Summary, Use
 from amp_course.watching.uses import steps_of
 
+# A script may do these on purpose: torch documents the order of the calls behind the first, and a
+# schedule may be counted in micro-batches.
+ADVISED = {"scheduler-ran-on", "scheduler-every-micro-batch"}
 _CLOSE = 0.02
 # Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
 _ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
 _FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
+_STATIC = 8.0  # times the loss: more is a loss scale of the script's own
+_NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
 
 
 class PairRules:
@@ -37,6 +44,9 @@ class PairRules:
         self.updates = self.with_steps = 0
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
+        self.given: set[int] = set()  # ids of optimizers to whose weights a gradient came
+        self.bare: Counter[int] = Counter()  # id of another → its steps
+        self.frozen: dict[int, Finding] = {}
 
     def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
         """Judge the last of a script's updates, together with the one before."""
@@ -51,8 +61,9 @@ class PairRules:
             found += check_clearing(updates, training)
             found += _mixed_passes(updates, training)
             found += check_updates(updates, training, accumulate)
-            found += check_schedule(updates, training, 1) if training.schedulers else ()
-        for number in range(len(training.optimizers)):
+            found += _schedule(updates, training)
+        for number, optimizer in enumerate(training.optimizers):
+            self._look_for_gradients(last, training, number, id(optimizer))
             bad = [one for one in last.steps(number) if not one.gradient.finite]
             if _forgets_update(last, number):
                 found.append(finding("no-update-after-skip", loss_scale=max(last.scales, default=1.0)))
@@ -62,11 +73,26 @@ class PairRules:
                 found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
-        if summary.uses and in_fp16_unscaled(last, training) and not any(_shrunk(use, summary) for use in summary.uses):
+        scaled = any(one.graph.factor > _STATIC for one in last.backwards)
+        own = scaled or any(_shrunk(use, summary) for use in summary.uses)
+        if summary.uses and in_fp16_unscaled(last, training) and not own:
             found.append(finding("fp16-without-scaler"))
         for one in {one.name: one for one in found if one.name not in _NOT_OF_SCRIPTS}.values():
             self.counts[one.name] += 1
             self.first.setdefault(one.name, one)
+
+    def _look_for_gradients(self, last: Update, training: Training, number: int, key: int) -> None:
+        """Count the steps of an optimizer to whose weights no gradient comes although they ask for one."""
+        steps, weights = last.steps(number), training.slots[number].parameters
+        if any(number in one.arrived for one in last.backwards) or any(any(one.gradient.present) for one in steps):
+            self.given.add(key)
+        elif any(p.requires_grad for p in weights):
+            self.bare[key] += len(steps)
+            kind = f"{type(training.optimizers[number]).__name__}, number {number + 1} of {len(training.optimizers)}"
+            cause = frozen_optimizer(training, number).cause
+            self.frozen[key] = finding(
+                "frozen-optimizer", cause, optimizer=kind, steps=self.bare[key], variant="detached"
+            )
 
     def look_at_rest(self, update: Update, training: Training) -> None:
         """Judge an update that was not completed."""
@@ -81,7 +107,24 @@ class PairRules:
         for name, one in self.first.items():
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
-                yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+                updates = f"{self.counts[name]} of {self.updates}"
+                yield replace(one, evidence={**one.evidence, "updates": updates})
+        yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= _NEVER)
+
+
+def _schedule(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
+    """Judge the schedules. One that moves at most once a backward pass may be counted in those."""
+    for one in check_schedule(updates, training, 1) if training.schedulers else ():
+        passes = sum(len(update.backwards) for update in updates)
+        moves = one.evidence.get("moves", 0)
+        if one.name == "scheduler-moved-twice" and isinstance(moves, int) and moves <= passes:
+            cause = (
+                "the scheduler moves with each backward pass, not with each step of its optimizer: the schedule ends too "
+                "early, unless its length is counted in micro-batches"
+            )
+            yield finding("scheduler-every-micro-batch", cause, **one.evidence)
+        else:
+            yield one
 
 
 def _mixed_passes(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
@@ -153,7 +196,10 @@ def check_summaries(summaries: Sequence[Summary]) -> Iterator[Finding]:
 
 
 def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
-    clips = [(clip, max(one.scales, default=1.0)) for one in summaries for clip in one.clips if clip.scaled]
+    clips = [
+        (clip, scale) for one in summaries if (scale := max(one.scales, default=1.0))
+        for clip in one.clips if clip.scaled and not _divided(clip, one, scale)
+    ]  # fmt: skip
     cause = ""
     if any(clip.scaled != clip.numbers for clip, _ in clips):
         cause = (
@@ -185,6 +231,12 @@ def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
                 loss_scale=limited[-1].scale or 1.0, left_of_the_true_norm=limited[-1].norm,
             )  # fmt: skip
             return
+
+
+def _divided(clip: Clip, summary: Summary, scale: float) -> bool:
+    """Return True if the script had divided the gradients by the scale itself when it clipped them."""
+    arrived = [use.arrived for use in summary.uses if use.number in clip.scaled]
+    return bool(arrived) and clip.norm * math.sqrt(scale) < math.hypot(*arrived)
 
 
 def check_stress(

@@ -53,7 +53,7 @@ def check_values(
         faults.append(name_birth(first, found, losses))
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
-        faults.append(finding("spoilt-buffer", buffer=buffers[0], skipped_updates=skipped))
+        faults.append(finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped))
     return faults, []
 
 
@@ -80,10 +80,12 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
         evidence["it took"] = ", ".join(map(str, birth.took))
     evidence["it made"] = " and ".join(sorted(birth.made.holds, key=lambda kind: kind == NAN))
     if place is not None:
-        evidence["line" if birth.line is not None else "line of the forward op"] = str(place)
+        evidence["place" if birth.line is not None else "line of the forward op"] = str(place)
     if reached := found.reached(birth):
         evidence["it reached"] = ", ".join(dict.fromkeys(f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
                                                          for kind, name in reached[:3]))  # fmt: skip
+    if name == "division-by-zero" and birth.phase == "optimizer":
+        evidence["variant"] = "optimizer"
     return finding(name, cause, **evidence)
 
 

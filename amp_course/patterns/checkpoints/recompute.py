@@ -9,40 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit import Audit, Finding
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.explain import explain
 from amp_course.checking.sandbox import sandbox
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.report import Report
 from amp_course.kit.dtypes import dtype_name
-
-CHECKPOINT_FAULTS: dict[str, tuple[str, str]] = {
-    "checkpointing-raises": ("the checkpointed pass raised an exception", "Mend what it names"),
-    "nothing-recomputed": (
-        "no layer ran a second time: nothing is saved",
-        "Wrap the block: `checkpoint(block, x, use_reentrant=False)`",
-    ),
-    "recomputed-in-another-dtype": (
-        "a layer gave another dtype when it was recomputed: the recomputation ran outside the autocast region",
-        "Use `torch.utils.checkpoint.checkpoint`, which remembers the region, or open it inside the block",
-    ),
-    "recomputed-with-other-values": (
-        "a layer gave other values when it was recomputed: its gradient belongs to a forward pass that never was. Dropout "
-        "draws another mask when the random state is not kept",
-        "Leave `preserve_rng_state=True`",
-    ),
-    "gradients-missing": (
-        "some parameters get no gradient: a reentrant checkpoint whose inputs need none gives none",
-        "Pass `use_reentrant=False`",
-    ),
-    "gradients-differ": (
-        "the gradients are not those of the pass without checkpointing",
-        "Compare layer by layer what runs in the block and what runs outside",
-    ),
-    "statistics-moved-twice": (
-        "running statistics moved in the recomputation as well: batch norm counted this batch twice",
-        "Leave batch norm out of the block, or set its momentum to 1 − √(1 − momentum)",
-    ),
-}
 
 
 def check_checkpointing(
@@ -52,7 +24,7 @@ def check_checkpointing(
     plain: Callable[..., Tensor],
     checkpointed: Callable[..., Tensor],
     dtype: torch.dtype | None = torch.bfloat16,
-) -> Audit:
+) -> Report:
     """Compare two ways to compute the loss of one model: `plain(*batch)` and `checkpointed(*batch)`, to the last bit.
 
     Both run under autocast to `dtype` (None: neither does), from the same weights, buffers and random state, which are put back.
@@ -64,17 +36,13 @@ def check_checkpointing(
         try:
             one = _Pass(model, snapshot, plain, batch, dtype)
             two = _Pass(model, snapshot, checkpointed, batch, dtype)
-            found = tuple(_finding(*pair) for pair in two.against(one))
+            found = tuple(finding(name, **({"where": where} if where else {})) for name, where in two.against(one))
         except Exception as error:
-            found = (_finding("checkpointing-raises", explain(error)),)
+            found = (finding("checkpointing-raises", where=explain(error)),)
         finally:
             snapshot.restore()
-    return Audit(found, ("recomputation", "dtypes", "values", "gradients", "statistics"))
-
-
-def _finding(name: str, where: str) -> Finding:
-    cause, cure = CHECKPOINT_FAULTS[name]
-    return Finding(name, cause, cure, {"where": where} if where else {})
+    checked = ("recomputation", "dtypes", "values", "gradients", "statistics")
+    return Report(found, checked, subject="the checkpointed pass")
 
 
 class _Pass:

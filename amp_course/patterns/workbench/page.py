@@ -7,8 +7,9 @@ from difflib import SequenceMatcher
 from html import escape
 from typing import Literal, NamedTuple
 
-from amp_course.diagnosis.findings import Audit, finding_html
-from amp_course.diagnosis.step_faults import BEHAVIOURS
+from amp_course.diagnosis.catalogue import BEHAVIOURS
+from amp_course.diagnosis.findings import finding_html
+from amp_course.diagnosis.report import Report
 from amp_course.kit.markup import inline_html
 from amp_course.kit.svg import FAINT, GRID, INK
 
@@ -48,11 +49,11 @@ def _compared(here: list[str], there: list[str]) -> Iterator[Line]:
             yield from (Line("+", text) for text in here[from_:to])
 
 
-def judgements(audit: Audit) -> list[Judgement]:
+def judgements(audit: Report) -> list[Judgement]:
     """Return what an audit says of each behaviour, in the order in which they are judged."""
     reasons = dict(audit.not_checked)
-    # A fault may hide what comes after it: those behaviours wait for its cure.
-    otherwise = "mend the faults first" if audit.findings else "was not asked for"
+    # A fault may hide what comes after it: those behaviours cannot be judged yet.
+    otherwise = "fix the faults above first" if audit.findings else "was not asked for"
     found: list[Judgement] = []
     for behaviour, holds in BEHAVIOURS.items():
         faults = [one.name for one in audit.findings if one.behaviour == behaviour]
@@ -77,7 +78,7 @@ _LOOKS: dict[State, str] = {
 }
 
 
-def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Audit) -> str:
+def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Report) -> str:
     """Return the panel's HTML: the verdict in a sentence, the loop next to the behaviours, and the findings below."""
     return (
         f'<div style="color:{INK};line-height:1.5">'
@@ -88,7 +89,7 @@ def workbench_view(lines: Sequence[Line], judged: Sequence[Judgement], audit: Au
     )
 
 
-def headline(judged: Sequence[Judgement], audit: Audit) -> str:
+def headline(judged: Sequence[Judgement], audit: Report) -> str:
     """Say the verdict in a sentence: "✗ Fault: clipped-while-scaled. Behaviours: 8 right, 5 not judged." """
     count = {state: sum(one.state == state for one in judged) for state in SIGNS}
     rest = f"{count['not judged']} not judged"

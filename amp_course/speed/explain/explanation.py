@@ -18,9 +18,9 @@ from amp_course.speed.explain.kinds import KINDS
 class Explanation:
     """Where the time of one step goes; it prints as a page.
 
-    timing:   of the step without any recording. If the machine was too busy (`timing.busy` says
-              why), nothing is claimed: there is no ceiling and no advice, and the page shows no
-              shares
+    timing:   of the step without any recording
+    busy:     why nothing can be told from it, or "". If the cores were too busy, nothing is
+              claimed: there is no ceiling and no advice, and the page shows no shares
     kinds:    kind → seconds, largest first; they add up to the median step
     recorded: how long a step took under the profiler, in seconds
     ceiling:  how many times faster than fp32 the step could be with 16-bit matmuls, by Amdahl's law; None without matmuls
@@ -36,6 +36,7 @@ class Explanation:
     now: float | None
     advice: tuple[Advice, ...]
     notes: tuple[str, ...] = field(default=())
+    busy: str = ""
 
     @property
     def seconds(self) -> float:
@@ -62,8 +63,8 @@ class Explanation:
         return [["where the time goes", "per step", "share"], *rows]
 
     def _sentences(self) -> list[str]:
-        if self.timing.busy:
-            return [f"A step took {self.timing}.", self.timing.busy]
+        if self.busy:
+            return [f"A step took {self.timing}.", self.busy]
         said = [f"A step takes {self.timing}."]
         if self.ceiling is not None and self.now is not None:
             said.append(
@@ -73,14 +74,14 @@ class Explanation:
         return said
 
     def _advice(self) -> list[str]:
-        if self.timing.busy:
+        if self.busy:
             return []
         if not self.advice:
             return ["Nothing stands out: no change that is known here would save 3 % of the step."]
         return [
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Cure:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
+            f"**Fix:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
             for one in self.advice
         ]
 
@@ -92,7 +93,7 @@ class Explanation:
         wrapped = [textwrap.fill(text, 100, subsequent_indent="   ") for text in numbered]
         notes = [textwrap.fill(f"Note: {note}", 100, subsequent_indent="   ") for note in self.notes]
         head = "\n".join(textwrap.fill(text, 100) for text in self._sentences())
-        table = [] if self.timing.busy else [text_table(self._rows(), right=("per step", "share"))]
+        table = [] if self.busy else [text_table(self._rows(), right=("per step", "share"))]
         return "\n\n".join([head, *table, *wrapped, *notes])
 
     __repr__ = __str__
@@ -103,7 +104,7 @@ class Explanation:
         list_html = (
             f"<ol>{items}</ol>" if self.advice else "".join(f"<p>{inline_html(one)}</p>" for one in self._advice())
         )
-        table = "" if self.timing.busy else html_table(self._rows())
+        table = "" if self.busy else html_table(self._rows())
         notes = "".join(f"<p><em>{inline_html(note)}</em></p>" for note in self.notes)
         return f'<div style="max-width:60em">{head}{table}{list_html}{notes}</div>'
 

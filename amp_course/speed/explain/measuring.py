@@ -47,9 +47,9 @@ def measure(run: Runner, device: torch.device | None, seconds: float) -> Explana
     for _ in range(2 if slow else _ROUNDS):
         turns.take(plain, recorded)
     evidence = _look(run)
-    if turns.timing.busy:
-        times = in_order(turns.times())
-        return Explanation(turns.timing, times, statistics.median(turns.recorded), None, None, (), (_count(evidence),))
+    if busy := turns.busy:
+        times, took = in_order(turns.times()), statistics.median(turns.recorded)
+        return Explanation(turns.timing, times, took, None, None, (), (_count(evidence),), busy)
     found = _findings(run, turns, evidence, max(3, min(plain, 4)), seconds)
     ceiling, now = _ceiling(found)
     return Explanation(

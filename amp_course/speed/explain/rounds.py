@@ -6,6 +6,8 @@ steps would pay for half a million of ours.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import time
 from contextlib import nullcontext
@@ -34,6 +36,9 @@ class Rounds:
     launch:   nanoseconds of the smallest op, as the profiler sees it
     plain:    seconds of each step without any recording; faults: pages that it was handed
     wait:     how long the process waited for a CPU during those
+    workers:  processes that a loader prepared batches in
+    clock:    seconds of all plain steps; ran, worked: how long this process and the workers ran on
+              a CPU meanwhile
     recorded: seconds of each recorded step; ops: how many it called
     kinds:    of each recorded step, kind → nanoseconds
     """
@@ -44,6 +49,10 @@ class Rounds:
     plain: list[float] = field(default_factory=list)
     faults: list[int] = field(default_factory=list)
     wait: CpuWait = field(default_factory=CpuWait)
+    workers: int = 0
+    clock: float = 0.0
+    ran: float = 0.0
+    worked: float = 0.0
     recorded: list[float] = field(default_factory=list)
     ops: list[int] = field(default_factory=list)
     kinds: list[dict[str, int]] = field(default_factory=list)
@@ -58,7 +67,12 @@ class Rounds:
         with nullcontext() if crowded else self.wait:
             for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
                 _whole(self.run, self.device)
+            before = time.perf_counter(), time.process_time(), worker_seconds()
             seconds, faults = plain_steps(self.run, self.device, plain)
+            self.clock += time.perf_counter() - before[0]
+            self.ran += time.process_time() - before[1]
+            self.worked += worker_seconds() - before[2]
+            self.workers = max(self.workers, len(multiprocessing.active_children()))
         if crowded:
             with self.wait:
                 _keep_busy(_PROBE)
@@ -80,6 +94,23 @@ class Rounds:
         """The plain steps."""
         return Timing(tuple(self.plain), self.wait.share)
 
+    @property
+    def busy(self) -> str:
+        """Why nothing can be told from the times: the loader's workers or other programs; or ""."""
+        cores = usable_cores()
+        most = cores * self.clock
+        others = max(0.0, most - self.ran - self.worked)  # at most: a core may have been idle
+        if not self.timing.busy or self.worked <= others:
+            return self.timing.busy
+        who = f"{self.workers} workers compete" if self.workers > 1 else "worker competes"
+        return (
+            f"The loader's {who} with the training for the {cores} core{'s' if cores > 1 else ''}: "
+            f"one of them waited for a CPU {self.wait.share:.0%} of the time. Preparing batches had "
+            f"{self.worked / most:.0%} of the cores, and other programs {others / most:.0%} at most. "
+            "Use fewer workers, or make the batches cheaper (decode or resize once, beforehand), "
+            "and run this again."
+        )
+
     def times(self) -> dict[str, float]:
         """Return kind → seconds of a step; they add up to the median plain step."""
         medians = {kind: statistics.median(one[kind] for one in self.kinds) / 1e9 for kind in KINDS}
@@ -96,6 +127,19 @@ def plain_steps(run: Runner, device: torch.device, steps: int) -> tuple[list[flo
         seconds.append(time.perf_counter() - start)
         faults.append(page_faults() - before)
     return seconds, faults
+
+
+def worker_seconds() -> float:
+    """Return how long this process's workers ran on a CPU so far, those that have ended too."""
+    taken = 0.0
+    for child in multiprocessing.active_children():  # which also waits for those that have ended
+        try:
+            with open(f"/proc/{child.pid}/schedstat", encoding="ascii") as file:
+                taken += int(file.read().split()[0]) / 1e9
+        except OSError:  # it has just ended, or this is not Linux
+            continue
+    ended = os.times()
+    return taken + ended.children_user + ended.children_system
 
 
 def _keep_busy(seconds: float) -> None:

@@ -75,9 +75,15 @@ SAVE = "saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
 STATE = "state = copy.deepcopy(model.state_dict())"
 MOMENTUM = "for m in model.modules():\n    if hasattr(m, 'momentum'): m.momentum = 0.0"
 LOSS = "loss = F.cross_entropy(model(x), y)"
+HALF_LOSS = "loss = -F.log_softmax(model(x), -1)[range(len(y)), y].mean()"
+SCALER = 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)'
 RIGHT = {
     "nll_loss of log_softmax": edited(by_scale, {LOSS: "loss = F.nll_loss(F.log_softmax(model(x), dim=-1), y)"}),
     "asks the scale": by_scale,
+    "asks the scale, with a loss in fp16": edited(by_scale, {LOSS: HALF_LOSS}),
+    "asks the loss, in fp16": edited(
+        goes_on_without, {SCALER: SCALER.replace(", init_scale=1024.0", ""), LOSS: HALF_LOSS}
+    ),
     "the cause's old name": edited(by_scale, {NAMED: 'cause("batch-norm-in-eval")'}),
     "tries on a copy": tries_on_a_copy,
     "leaves the batch out": goes_on_without,

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from amp_course.patterns import Run, check_resume
-from amp_course.patterns.checkpoints.resume import RESUME_FAULTS
 from tests.patterns.checkpoints.test_saving import build
 
 PARTS = ("model", "optimizer", "scaler", "scheduler")
@@ -95,8 +94,3 @@ def test_position_counters_and_errors() -> None:
     assert report.names == ("run-differs",)
     with pytest.raises(ValueError, match="1 to 3"):
         check_resume(build, save, load, steps=4, stop=4)
-
-
-def test_texts_are_sentences_without_their_full_stop() -> None:
-    for cause, cure in RESUME_FAULTS.values():
-        assert not cause.endswith(".") and not cure.endswith(".") and cure[0].isupper()

@@ -1,0 +1,166 @@
+"""The catalogue of faults, read from faults.toml: every name that a tool of the course gives to a fault, with its fix.
+
+A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothing here looks at a training.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from amp_course.diagnosis.findings import Finding, Grade
+
+# What is judged of a step, in the order in which it happens → what holds if nothing is found.
+BEHAVIOURS: dict[str, str] = {
+    "objects": "the model, optimizer and scaler are those of the step",
+    "backward": "runs, outside autocast",
+    "autocast": "covers the forward pass and the loss, and ends with the step",
+    "steps": "one for each set of gradients",
+    "updates": "`scaler.update()` once per update, after the steps",
+    "scheduler": "moves with the optimizer",
+    "clearing": "each update begins with empty gradients",
+    "clipping": "of the true gradients, once per update",
+    "loss scale": "another scale, the same gradient",
+    "accumulation": "every micro-batch counts",
+    "gradient": "that of the fp32 loss, but for rounding",
+    "shorter last group": "has its own mean",
+    "unequal micro-batches": "count by their examples",
+    "overflow": "the step is skipped, the scale falls",
+}
+# What is judged of a whole training, or of a part that is no step.
+TRAINING: dict[str, str] = {
+    "values": "no inf or NaN reaches the weights",
+    "weights": "every update changes them",
+    "run": "no exception is raised or hidden",
+    "ranks": "all have the same weights and loss scale",
+    "checkpoint": "a resumed run goes on as if it had never stopped",
+    "recomputation": "gives what the first forward pass gave",
+    "speed": "nothing waits without need",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An entry of faults.toml, which explains the fields.
+
+    variants: place → the fields that are different there: {"optimizer": {"fix": …}}
+    """
+
+    name: str
+    of: str
+    sentence: str
+    fix: str
+    section: str
+    cause: str = ""
+    code: str = ""
+    spoils: tuple[str, ...] = ()
+    consequence_of: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    grade: Grade = "fault"
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Sentence and cause, without a full stop: "a step with inf was taken. The weights are NaN from then on"."""
+        return f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}" if self.cause else self.sentence
+
+
+@cache
+def catalogue() -> dict[str, Fault]:
+    """Return name → fault, of all of them, the most harmful first."""
+    entries = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))
+    return {name: _fault(name, entry) for name, entry in entries.items()}
+
+
+def _fault(name: str, entry: dict[str, Any]) -> Fault:
+    plain = {key: _value(value) for key, value in entry.items() if not isinstance(value, dict)}
+    variants = {
+        key: {part: _value(text) for part, text in value.items()}
+        for key, value in entry.items()
+        if isinstance(value, dict)
+    }
+    return Fault(name, **plain, variants=variants)
+
+
+def _value(value: str | list[str]) -> Any:
+    return value.replace("\n", " ") if isinstance(value, str) else tuple(value)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    return {alias: one.name for one in catalogue().values() for alias in one.aliases}
+
+
+def current_name(name: str) -> str:
+    """Return what a fault is called now: "rate-too-high" → "diverges"; a name that is no alias is returned unchanged."""
+    return _aliases().get(name, name)
+
+
+def known(name: str) -> Fault:
+    """Return a fault by its name or one of its aliases. Raises KeyError for an unknown name."""
+    return catalogue()[current_name(name)]
+
+
+def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Finding:
+    """Make the finding of a known fault, by its name or an alias.
+
+    cause:    says what is wrong more exactly than the catalogue
+    evidence: the numbers that show it, and two words that are none: place="train.py:31", and variant=, one of the
+              fault's variants in faults.toml, for its fix
+    Raises KeyError for an unknown name or variant.
+    """
+    fault = known(name)
+    place, variant = (str(evidence.pop(key, "")) for key in ("place", "variant"))
+    if variant:
+        fault = replace(fault, **fault.variants[variant])  # type: ignore[arg-type]
+    shown = {key.replace("micro_batch", "micro-batch").replace("_", " "): value for key, value in evidence.items()}
+    return Finding(
+        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of, fault.spoils, place,
+        fault.grade,
+    )  # fmt: skip
+
+
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Keep the first finding of each name, the most harmful first; unknown names come last."""
+    rank = {name: place for place, name in enumerate(catalogue())}
+    first: dict[str, Finding] = {}
+    for one in found:
+        first.setdefault(one.name, one)
+    return tuple(sorted(first.values(), key=lambda one: rank.get(one.name, len(rank))))
+
+
+def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...]:
+    """Do as `in_order`; each finding names all optimizers that it was found for, if there are several."""
+    merged: dict[str, Finding] = {}
+    for one in found:
+        first = merged.setdefault(one.name, one)
+        numbers = [str(each.evidence.get("optimizer", "")) for each in (first, one)]
+        if all(numbers) and numbers[1] not in numbers[0].split(" and "):
+            merged[one.name] = replace(first, evidence={**first.evidence, "optimizer": " and ".join(numbers)})
+    if optimizers > 1:
+        return in_order(merged.values())
+    return in_order(
+        replace(one, evidence={key: value for key, value in one.evidence.items() if key != "optimizer"})
+        for one in merged.values()
+    )
+
+
+@cache
+def _causes(name: str) -> frozenset[str]:
+    direct = catalogue()[name].consequence_of if name in catalogue() else ()
+    return frozenset(direct).union(*map(_causes, direct))
+
+
+def causes_of(one: Finding, found: Iterable[Finding]) -> list[str]:
+    """Return the names of those findings that explain this one by the catalogue, directly or through others."""
+    return [other.name for other in found if other.name in _causes(one.name)]
+
+
+def without_consequences(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Leave out what follows from another finding: a scale that falls because gradients are never cleared, say."""
+    found = tuple(found)
+    return tuple(one for one in found if not causes_of(one, found))

@@ -1,0 +1,19 @@
+# EXPECTED: a fault: the optimizer holds a deep copy, so the model that runs never learns.
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+x = torch.randn(512, 20)
+y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+for step in range(60):
+    i = torch.randint(0, 512, (32,))
+    model.zero_grad()
+    loss = F.cross_entropy(model(x[i]), y[i])
+    loss.backward()
+    optimizer.step()
+print(loss.item())
