@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors

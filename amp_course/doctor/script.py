@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order
+from amp_course.diagnosis.catalogue import finding, in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.diagnosis.rules.updates import ADVISED
@@ -26,6 +26,8 @@ from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
 STEPS, SECONDS = 100, 120.0
+# What an update with an inf in its gradients can show.
+UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
 _SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
 # Behaviour → the kinds of events that a fault of it is about, the first that there is.
 _CALLS = {
