@@ -31,11 +31,6 @@ def has_exponents(source: str, chapter: str) -> bool:
     return any(_is_logarithmic(part) for node in _drawing(source, chapter) for part in ast.walk(node))
 
 
-def has_fewer_dots(source: str, chapter: str) -> bool:
-    """Say whether a cell's figure may be stored with kit.style's FEWER_DOTS to the inch."""
-    return any("FEWER_DOTS" in _names(node) for node in _drawing(source, chapter))
-
-
 @cache
 def _drawing(source: str, chapter: str) -> tuple[ast.AST, ...]:
     """Return the functions and classes that draw a cell's figure: those it names, and those that they name in turn."""

@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from figure_text import has_exponents, has_fewer_dots, smallest_text
+from figure_text import has_exponents, smallest_text
 from markdown_it import MarkdownIt
 from nbformat import NotebookNode
 from pygments import highlight
@@ -21,14 +21,12 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from amp_course.kit.errors import CourseError
-from amp_course.kit.style import FEWER_DOTS
 
 LEAST = 22  # of code and output
 MOST = 44
 ROOM = (1630, 800)  # for code and output, inside their frame
 ASPECT, LEADING = 0.61, 1.36  # a letter's width in the widest of the fonts, and a line's height, in sizes of the font
-SHOWN = 110  # pixels per inch of a figure in a notebook, as stored with it; like DOTS as in kit.style
-DOTS = 160  # per inch, in the file of a panel's still
+SHOWN = 110  # pixels per inch of a figure in a notebook, as stored with it; as in kit.style
 KINDS = {"code", "output"}
 
 
@@ -152,7 +150,7 @@ def _figure(cell: NotebookNode, output: NotebookNode, chapter: str) -> str:
         raise SlideError("its figure has no words for those who cannot see it")
     drawn = cell.source, chapter
     width, height = struct.unpack(">II", b64decode(data)[16:24])
-    inches = about["width"] / SHOWN if "width" in about else width / (FEWER_DOTS if has_fewer_dots(*drawn) else DOTS)
+    inches = about["width"] / SHOWN
     exponents = " data-exponents" if has_exponents(*drawn) else ""
     return (
         f'<img alt="{escape(about["alt"])}" width="{width}" height="{height}" data-inches="{inches:.2f}" '

@@ -149,10 +149,15 @@ def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...
     )
 
 
+@cache
+def _causes(name: str) -> frozenset[str]:
+    direct = catalogue()[name].consequence_of if name in catalogue() else ()
+    return frozenset(direct).union(*map(_causes, direct))
+
+
 def causes_of(one: Finding, found: Iterable[Finding]) -> list[str]:
-    """Return the names of those findings that explain this one by the catalogue."""
-    fault = catalogue().get(one.name)
-    return [other.name for other in found if fault and other.name in fault.consequence_of]
+    """Return the names of those findings that explain this one by the catalogue, directly or through others."""
+    return [other.name for other in found if other.name in _causes(one.name)]
 
 
 def without_consequences(found: Iterable[Finding]) -> tuple[Finding, ...]:

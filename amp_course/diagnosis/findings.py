@@ -81,7 +81,7 @@ def section_text(section: str) -> str:
 
 def finding_html(one: Finding, sign: str = "✗") -> str:
     """Return a finding as HTML, escaped: its name and what is wrong, the fix, and a table of what was measured."""
-    place = f" <code>{html.escape(one.place)}</code>" if one.place else ""
+    place = f"<i>Where:</i> {inline_html(one.place)}<br>" if one.place else ""
     where = f" <small>({section_text(one.section)})</small>" if section_text(one.section) else ""
     cell = '<td style="text-align:left">'
     rows = "".join(
@@ -89,7 +89,7 @@ def finding_html(one: Finding, sign: str = "✗") -> str:
         for key, value in one.evidence.items()
     )
     return (
-        f"<p><b>{sign} {html.escape(one.name)}</b>{place}: {inline_html(one.cause)}.<br>"
+        f"<p><b>{sign} {html.escape(one.name)}</b>: {inline_html(one.cause)}.<br>{place}"
         f"<i>Fix:</i> {inline_html(fix_text(one))}{where}</p>" + (f"<table>{rows}</table>" if rows else "")
     )
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 COMPILED = (
-    "Compiled parts ran uncompiled here. A compiled program fuses ops and rounds elsewhere, so it may overflow where this did "
-    "not."
+    "Compiled parts ran uncompiled here. A compiled program fuses ops and rounds at other points, so it may overflow where "
+    "this run did not."
 )
 
 
@@ -39,7 +39,7 @@ class Nonfinite:
 
     @classmethod
     def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
-        """Make one of what a watch has seen."""
+        """Make one from what a watch has seen."""
         return cls(tuple(watch.births), tuple(watch.arrived), tuple(watch.given), watch.step, error, watch.compiled())
 
     @property
@@ -56,17 +56,17 @@ class Nonfinite:
 
     @property
     def caught(self) -> tuple[Birth, ...]:
-        """Those that only a GradScaler met, which skips the step and lowers its scale: normal while it warms up."""
+        """Those that got no further than a GradScaler, which skips the step: normal while it looks for its scale."""
         return tuple(birth for birth in self.births if birth.reached and not birth.harmful)
 
     @property
     def buried(self) -> tuple[Birth, ...]:
-        """Those that came to nothing: masked, clamped, thrown away."""
+        """Those that reached nothing: masked, clamped, discarded."""
         causes = {root.number for birth in self.births if birth.reached for root in birth.roots()}
         return tuple(one for one in self.births if not one.reached and not one.meant and one.number not in causes)
 
     def __bool__(self) -> bool:
-        """Whether an inf or NaN did harm."""
+        """True if an inf or NaN did harm."""
         return self.first is not None or bool(self.given)
 
     def __str__(self) -> str:
@@ -84,11 +84,11 @@ class Nonfinite:
             lines.append(f"No inf or NaN did harm in {ran}.")
         if self.caught:
             lines.append(
-                f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} ended at the GradScaler, which skips such a step "
-                "and lowers its scale. That is normal while it looks for its scale."
+                f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} went no further than the GradScaler, which skips "
+                "such a step and lowers its scale. That is normal while it looks for its scale."
             )
         if self.buried:
-            lines.append("Made, and gone again without harm: " + "; ".join(map(str, self.buried[:3])) + ".")
+            lines.append("Made, but reached nothing: " + "; ".join(map(str, self.buried[:3])) + ".")
         if self.compiled:
             lines.append(COMPILED)
         return lines
@@ -97,11 +97,11 @@ class Nonfinite:
 def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> list[str]:
     lines = [f"Step {birth.step}, {birth.phase}: {birth}."]
     if birth.line is not None:
-        lines.append(f"  It is called in {birth.line}.")
+        lines.append(f"  It was called in {birth.line}.")
     if birth.forward is not None:
-        lines.append(f"  It belongs to the forward op in {birth.forward}.")
+        lines.append(f"  Its forward op is in {birth.forward}.")
     if birth.tensor:
-        lines.append(f"  It writes to {birth.tensor}.")
+        lines.append(f"  It wrote to {birth.tensor}.")
     if reached:
         where = [name if kind in ("loss", "output", "scaler") else f"the {kind} of {name}" if kind == "gradient" else
                  f"the {kind} {name}" for kind, name in reached]  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of
+from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of, without_consequences
 from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, finding_of
 from amp_course.kit.markup import inline_html, plain_text
 
@@ -38,13 +38,13 @@ _PAGE = (
 class Report:
     """What was found in a training or in a step: true if something was judged and no fault was found.
 
-    findings:     the faults, the most harmful first
+    findings:     the faults, the most harmful first; those that follow from another are moved to `consequences`
     checked:      the names of the behaviours that were judged
     not_checked:  pairs of what was not judged and the reason why
     observations: sentences on what is unusual and no fault
     not_put_back: pairs of a name and what became of it: what changed and could not be put back
     subject:      what was examined: "train.py", "the step"
-    consequences: what follows from one of the faults, and is not counted
+    consequences: findings that follow from one of the faults, and are not counted
     advice:       what costs time or may do harm later, and is no fault
     facts:        what was seen, name → text: how many updates, what ran in 16 bits, the loss scale
     too_little:   why too little was seen to judge, and what would be enough; "" if it was enough
@@ -68,9 +68,16 @@ class Report:
     device: str = field(default="cuda", repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("findings", "consequences", "advice"):
-            object.__setattr__(self, name, tuple(one.on(self.device) for one in getattr(self, name)))
-        object.__setattr__(self, "output", tuple(map(_plain_line, self.output)))
+        found = [one.on(self.device) for one in (*self.findings, *self.consequences)]
+        faults = without_consequences(found)
+        changed = {
+            "findings": faults,
+            "consequences": tuple(one for one in found if one not in faults),
+            "advice": tuple(one.on(self.device) for one in self.advice),
+            "output": tuple(map(_plain_line, self.output)),
+        }
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
 
     @property
     def state(self) -> State:
@@ -104,12 +111,15 @@ class Report:
     @property
     def right(self) -> tuple[str, ...]:
         """The behaviours that were judged as a whole and found right, and of which no fault leaves a doubt."""
-        wrong = {one.behaviour for one in self.findings}
-        unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in self.findings))
+        found = (*self.findings, *self.consequences)
+        wrong = {one.behaviour for one in found}
+        unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in found))
         if wrong & _OF_ALL:
             return ()
         if wrong & _MAKES_THE_GRADIENT:
             unsaid |= _IS_THE_GRADIENT
+        if "values" in wrong:
+            unsaid.add("weights")
         return tuple(one for one in self.checked if one not in unsaid)
 
     @property
@@ -153,7 +163,7 @@ class Report:
 
     def _lists(self) -> list[tuple[str, list[str]]]:
         lists = [
-            ("Right", [", ".join(self.right)] if self.right else []),
+            ("Checked, and right", [", ".join(self.right)] if self.right else []),
             ("Observed, no fault", list(self.observations)),
             ("Not judged", [f"{name}: {why}" for name, why in self.not_checked]),
             ("Not put back", [f"{name} {what}" for name, what in self.not_put_back]),

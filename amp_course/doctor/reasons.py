@@ -42,7 +42,9 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
             f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
         )
     if not results:
-        return f"It ended with exit code {code}, and what had been seen is lost: did a child of it crash, or a launcher?"
+        return (
+            f"It ended with exit code {code}, and what had been seen is lost: did a child of it crash, or a launcher?"
+        )
     if ended == "exit" and code:
         return f"It ended on its own with exit code {code}, before it trained."
     return _untrained(main)
@@ -146,9 +148,12 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not trained:
         return
     yield from ("values", "weights", "run")
-    if trained[0]["updates"] > 1:
-        yield from ("backward", "autocast", "steps", "updates", "clearing", "clipping", "loss scale")
-    if trained[0]["scalers"] and trained[0]["stressed"]:
+    one = trained[0]
+    if one["updates"] > 1:
+        yield from ("backward", "autocast", "steps", "clearing")
+    if one["updates"] > 1 and one["scalers"]:
+        yield from ("updates", "clipping", "loss scale")
+    if one["scalers"] and one["stressed"]:
         yield "overflow"
     if len(trained) > 1:
         yield "ranks"

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order, without_consequences
+from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.diagnosis.rules.updates import ADVISED
@@ -159,8 +159,7 @@ def _report(
     left_out = ADVISED | ({"script-raises"} if sharded else set())
     named = [_placed(finding_of(one), result) for result in results for one in result["findings"]]
     named += check_ranks(trained)
-    found = in_order(one for one in named if one.name not in left_out)
-    findings = without_consequences(found)
+    findings = in_order(one for one in named if one.name not in left_out)
     advice = [one for one in named if one.name in ADVISED]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
@@ -177,12 +176,16 @@ def _report(
         problem = "The doctor itself failed; please report it: " + broken[0]["text"].strip().splitlines()[-1]
     failed = problem or any(one["ended"] == "error" for one in results)
     return Report(
-        findings, tuple(checked(trained)), tuple(not_judged(trained)), tuple(observed), subject=subject,
-        consequences=tuple(one for one in found if one not in findings and one.name != "script-raises"),
-        advice=tuple(one for one in in_order(advice) if one.name not in {f.name for f in found}),
+        findings,
+        tuple(checked(trained)),
+        tuple(not_judged(trained)),
+        tuple(observed),
+        subject=subject,
+        advice=tuple(one for one in in_order(advice) if one.name not in {f.name for f in findings}),
         facts=(*([("arguments", " ".join(args))] if args else []), *facts(trained)),
         too_little="" if findings or problem or updates >= ENOUGH else more_to_see(trained),
-        problem=problem, output=outcome.lines if failed else (),
+        problem=problem,
+        output=outcome.lines if failed else (),
         device=trained[0]["device"].partition(":")[0] if trained else "cuda",
     )  # fmt: skip
 

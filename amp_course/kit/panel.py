@@ -14,7 +14,7 @@ from typing import Any
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
-from amp_course.kit.style import png
+from amp_course.kit.style import png, shown_as
 
 WIDE = {"description_width": "8em"}  # one width for all labels, so that controls line up
 
@@ -91,7 +91,7 @@ class Panel(widgets.VBox):
         still = self.still()
         bundle["text/plain"] = repr(self)
         bundle["image/png"] = base64.b64encode(png(still)).decode()
-        return bundle, {"image/png": {"alt": getattr(still, "alt", "")}}
+        return bundle, {"image/png": shown_as(still)}
 
 
 def _classed(name: str, children: Sequence[widgets.Widget]) -> widgets.VBox:

@@ -115,16 +115,23 @@ class CourseFigure(Figure):
         super().draw(renderer)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        width, height = self.get_size_inches()
-        return png(self), {"width": round(width * _SHOWN), "height": round(height * _SHOWN), "alt": self.alt}
+        return png(self), shown_as(self)
+
+
+def shown_as(figure: Figure) -> dict[str, Any]:
+    """Return what a notebook stores next to a figure's PNG: its size in pixels, and its alt text."""
+    width, height = (round(inches * _SHOWN) for inches in figure.get_size_inches())
+    return {"width": width, "height": height, "alt": getattr(figure, "alt", "")}
 
 
 def png(figure: Figure) -> bytes:
-    """Return the figure as the bytes of a PNG file of few colours."""
+    """Return the figure as the bytes of a PNG file of few colours, a few small dots' among them."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png")
     with Image.open(full) as image:
-        few = image.convert("RGB").quantize(_FILE_COLOURS, dither=Image.Dither.NONE)
+        # The default method spends the colours on edges, and fp32's blue dots come out green.
+        method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
+        few = image.convert("RGB").quantize(_FILE_COLOURS, method, dither=dither)
         few.save(small, "png", optimize=True)
     return small.getvalue()
 

@@ -230,7 +230,7 @@ def rates_figure(machine: Machine) -> Figure:
     axis.set_yscale("log")
     sizes = sorted({rate.size for rate in machine.rates})
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axis.set_ylim(10 ** math.floor(math.log10(min(rates))), 10 ** math.ceil(math.log10(max(rates))))
+    axis.set_ylim(10 ** math.floor(math.log10(min(rates))), 1.3 * max(rates))
     axis.yaxis.set_major_formatter(lambda value, _: rate_text(value).replace(".00 ", " ").replace(".0 ", " "))
     axis.set_xlabel("\n".join(["size of the matrices", *notes]), fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -215,7 +215,7 @@ def _threads(cured: bool) -> tuple[Step, Iterable[Any]]:
 
 
 PLANTED = (
-    Planted("values read one by one", ("host-reads",), _reads),
+    Planted("values read one by one", ("host-waits",), _reads),
     Planted("a cast in a loop", ("repeated-casts",), _casts),
     Planted("a starved loader", ("slow-source",), _source),
     Planted("a tiny net", ("small-ops",), _tiny, same_work=False),

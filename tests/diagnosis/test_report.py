@@ -38,7 +38,7 @@ def test_as_text() -> None:
     assert text.index("Measured: step: 3") < text.index("Follows from it: scale-keeps-falling (skipped: 5 of 6)")
     assert text.index("2. never-cleared") < text.index("Follows from it: kept-after-skip")
     assert "Advice (not counted as faults):\n-  host-waits" in text
-    assert "Right:\n   steps\n" in text and "Not judged:\n   overflow: there is no scaler" in text
+    assert "Checked, and right:\n   steps\n" in text and "Not judged:\n   overflow: there is no scaler" in text
     assert "Observed, no fault:\n   The first loss" in text and "Not put back:\n   batches is an iterator" in text
     assert text.endswith("   | INFO ready\n   |  20%|##\n   | last")
 
@@ -46,6 +46,7 @@ def test_as_text() -> None:
 def test_html_says_what_the_text_says() -> None:
     page = FULL.to_html()
     assert page.startswith("<!doctype html>") and "<b> found" not in page and "t.py &lt;b&gt;" in page
+    assert "<code>softmax</code> &lt;b&gt;" in page
     told = words(page)
     for one in (*FULL.findings, *FULL.advice):
         for what in (one.name, one.cause.split("`")[0], one.fix.split("`")[0], *map(str, one.evidence), one.place):
@@ -115,6 +116,15 @@ def test_what_is_wrong_is_never_called_right() -> None:
         "accumulation", "gradient", "shorter last group", "unequal micro-batches",
     }  # fmt: skip
     assert not Report((finding("run-differs"),), ("weights", "run")).right
+
+
+def test_a_consequence_is_not_counted_and_what_it_is_of_is_not_right() -> None:
+    found = map(finding, ("nan-in-data", "weights-not-finite", "scale-keeps-falling", "host-waits"))
+    report = Report(tuple(found), ("objects", "values", "weights", "steps"))
+    assert report.names == ("nan-in-data", "host-waits") and report.right == ("steps",)
+    below = [one.name for one in report.following(report.findings[0])]
+    assert below == ["weights-not-finite", "scale-keeps-falling"]
+    assert Report((finding("weights-not-finite"),)).names == ("weights-not-finite",)
 
 
 def test_counts_and_lists() -> None:

@@ -99,7 +99,7 @@ def test_reads_logging_and_python_are_told_apart_by_line():
     lines.logging.update({HERE: 6})
     times = {kinds.LAUNCH: 0.5, kinds.SYNC: 0.1}
     found = advise(findings(times=times, evidence=evidence, lines=lines))
-    assert [(one.cause, round(one.seconds, 3)) for one in found] == [("host-reads", 0.4), ("python", 0.2)]
+    assert [(one.cause, round(one.seconds, 3)) for one in found] == [("host-waits", 0.4), ("python", 0.2)]
     assert "500 times, 500 of them in line 3" in found[0].evidence and "On a GPU" in found[0].evidence
     lines.ops.update({HERE: 4})  # what is computed on that line is computed to be read, unless the model runs there
     assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4 + 4 / 20)
@@ -107,7 +107,7 @@ def test_reads_logging_and_python_are_told_apart_by_line():
     assert advise(findings(times=times, evidence=evidence, lines=lines))[0].seconds == pytest.approx(0.4)
     lines.logs.add(HERE)
     found = advise(findings(times=times, evidence=evidence, lines=lines))
-    assert [one.cause for one in found] == ["logging", "python", "host-reads"]  # the reads' own time is left
+    assert [one.cause for one in found] == ["logging", "python", "host-waits"]  # the reads' own time is left
     assert found[0].seconds == pytest.approx(6 / 20)
 
 
@@ -144,7 +144,7 @@ def test_reads_stand_above_the_small_ops_that_belong_to_them():
     evidence.reads[HERE] = 20
     times = {kinds.LAUNCH: 0.6, kinds.SYNC: 0.05, kinds.OPTIMIZER: 0.3}
     found = findings(times=times, evidence=evidence, fused=[("AdamW", 0.2)])
-    assert causes(found) == ["host-reads", "small-ops", "unfused-optimizer"]
+    assert causes(found) == ["host-waits", "small-ops", "unfused-optimizer"]
     times[kinds.SYNC] = 0.01  # too little to be worth a line
     assert causes(findings(times=times, evidence=evidence)) == ["small-ops"]
 

@@ -72,7 +72,7 @@ def check_buried(buried: Buried) -> Iterator[Finding]:
         birth = buried.births[path]
         if error > _WRONG:
             cause = "a value is beyond 65,504, where fp16 ends, and what follows turns the inf into 0: no NaN shows it"
-            place = {"line": str(birth.line)} if birth.line else {}
+            place = {"place": str(birth.line)} if birth.line else {}
             yield finding(
                 "beyond-fp16",
                 cause,

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from amp_course.diagnosis.faults import finding
 from amp_course.diagnosis.findings import Finding
@@ -115,7 +116,8 @@ class PairRules:
         for name, one in self.first.items():
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
-                yield finding(name, one.cause, **{**one.evidence, "updates": f"{self.counts[name]} of {self.updates}"})
+                updates = f"{self.counts[name]} of {self.updates}"
+                yield replace(one, evidence={**one.evidence, "updates": updates})
         dropping = [unused for _, unused in self.groups if unused]
         usual = statistics.median([passes for passes, unused in self.groups if not unused] or [0])
         if 2 <= len(dropping) < _OFTEN * len(self.groups) and usual > max(dropping):

@@ -80,11 +80,11 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
         evidence["it took"] = ", ".join(map(str, birth.took))
     evidence["it made"] = " and ".join(sorted(birth.made.holds, key=lambda kind: kind == NAN))
     if place is not None:
-        evidence["line" if birth.line is not None else "line of the forward op"] = str(place)
+        evidence["place" if birth.line is not None else "line of the forward op"] = str(place)
     if reached := found.reached(birth):
         evidence["it reached"] = ", ".join(dict.fromkeys(f"{kind} {name}" if kind in ("weight", "gradient", "buffer") else name
                                                          for kind, name in reached[:3]))  # fmt: skip
-    if birth.phase == "optimizer" and name == "division-by-zero":
+    if name == "division-by-zero" and birth.phase == "optimizer":
         evidence["variant"] = "optimizer"
     return finding(name, cause, **evidence)
 

@@ -106,7 +106,7 @@ class Comparison:
 
     def rows(self) -> list[list[str]]:
         """Return a table as text, its head first; without ratios if the machine was too busy."""
-        rows = [["", "time", "quartiles", "times as fast", "quartiles", "as"]]
+        rows = [["", "time", "quartiles", "times as fast", "quartiles", "compared with"]]
         for side in self.seconds:
             timing, base = self.timing(side), self.base[side]
             ratio = self.ratio(side, base)

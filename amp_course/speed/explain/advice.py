@@ -40,6 +40,6 @@ def advise(found: Findings) -> tuple[Advice, ...]:
 def _reads_first(advice: list[Advice]) -> list[Advice]:
     """Move reads of values above the small ops: many of those compute only what is read."""
     names = [one.cause for one in advice]
-    if "host-reads" in names and "small-ops" in names[: names.index("host-reads")]:
-        advice.insert(names.index("small-ops"), advice.pop(names.index("host-reads")))
+    if "host-waits" in names and "small-ops" in names[: names.index("host-waits")]:
+        advice.insert(names.index("small-ops"), advice.pop(names.index("host-waits")))
     return advice

@@ -81,7 +81,7 @@ class Explanation:
         return [
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
-            f"**Cure:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
+            f"**Fix:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
             for one in self.advice
         ]
 

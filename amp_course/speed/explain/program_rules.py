@@ -107,7 +107,7 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
     here = f", {most:,} of them{found.at(line)}" if line and count > 1 else found.at(line)
     on_gpu = "" if found.device != "cpu" else ". On a GPU each would also wait until all that is queued is done"
     yield Advice(
-        "host-reads",
+        "host-waits",
         total,
         f"the step reads values {times}{here}, which takes {seconds_text(total)}, {found.percent(total)} of it{on_gpu}",
         "keep values as tensors (`total += loss.detach()`), and read one every hundredth step; let `torch.where` decide "
