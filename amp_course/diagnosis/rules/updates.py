@@ -35,7 +35,7 @@ _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
 _ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
 _FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
 _STATIC = 8.0  # times the loss: more is a loss scale of the script's own
-_OFTEN = 0.5  # of the updates: what SAM clears, it clears in each
+_OFTEN = 0.9  # of the updates: what SAM clears, it clears in each
 _NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
 
 
