@@ -1,7 +1,10 @@
 """The auditor: runs a reader's own training step, and says what is wrong with it, by what it does and with numbers."""
 
 from amp_course.audit.audit import audit
-from amp_course.diagnosis.findings import Audit, Finding
-from amp_course.diagnosis.step_faults import FAULTS
+from amp_course.diagnosis.catalogue import BEHAVIOURS, catalogue
+from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.report import Report
 
-__all__ = ["FAULTS", "Audit", "Finding", "audit"]
+__all__ = ["FAULTS", "Finding", "Report", "audit"]
+
+FAULTS = {name: one for name, one in catalogue().items() if one.of in BEHAVIOURS}

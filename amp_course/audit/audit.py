@@ -21,9 +21,9 @@ from amp_course.audit.protocol import Protocol
 from amp_course.audit.runner import Runner
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.findings import Audit, finding, ordered
+from amp_course.diagnosis.catalogue import BEHAVIOURS, finding, ordered
+from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.given import check_given
-from amp_course.diagnosis.step_faults import BEHAVIOURS
 from amp_course.watching.calling import BatchError, size_of, taken
 from amp_course.watching.records import Training
 
@@ -44,7 +44,7 @@ def audit(
     max_norm: float | None = None,
     tolerance: float | None = None,
     seconds: float = 30.0,
-) -> Audit:
+) -> Report:
     """Run `train_step(*batch)` on its live objects and say what is wrong with it.
 
     train_step: whatever you call for a batch: a function, a method, a closure. It gets one (micro-)batch a call; `accumulate`
@@ -89,12 +89,13 @@ def audit(
             )
     if "batches" in snapshot.lost:
         snapshot.lost["batches"] = f"is an iterator, and {read} batches were taken from it"
-    return Audit(
+    return Report(
         ordered(protocol.found, len(training.optimizers)),
         tuple(behaviour for behaviour in BEHAVIOURS if behaviour in protocol.checked),
         tuple(protocol.not_checked.items()),
         tuple(protocol.observations),
         tuple(snapshot.lost.items()),
+        device=next((p.device.type for one in training.models for p in one.parameters()), "cpu"),
     )
 
 

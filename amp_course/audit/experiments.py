@@ -12,7 +12,8 @@ from amp_course.audit.overflow import check_overflow, check_scale_growth
 from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
 from amp_course.audit.runner import PATIENCE, Runner
 from amp_course.checking.limit import TimeUp
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import (
     _moved_first,
     check_clearing,

@@ -14,8 +14,9 @@ from amp_course.audit.protocol import Protocol
 from amp_course.audit.reference import reference
 from amp_course.audit.runner import Runner
 from amp_course.checking.limit import TimeUp, within
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
 from amp_course.watching.calling import joined
 from amp_course.watching.records import Meddling, Update

@@ -11,8 +11,9 @@ import torch
 from amp_course.audit.fp32 import AgainstFp32
 from amp_course.audit.protocol import Over, Protocol
 from amp_course.audit.runner import Runner
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import along, near
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import in_fp16_unscaled
 from amp_course.diagnosis.rules.exceptions import described
 from amp_course.diagnosis.rules.gradients import (

@@ -9,7 +9,7 @@ import torch
 
 from amp_course.audit.protocol import MENDED_FIRST, Protocol
 from amp_course.audit.runner import Runner
-from amp_course.diagnosis.findings import finding
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.diagnosis.rules.stress import (
     check_growth,

@@ -5,14 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from amp_course.kit.markup import inline_html
-
-if TYPE_CHECKING:
-    from amp_course.diagnosis.catalogue import finding as finding
-    from amp_course.diagnosis.catalogue import ordered as ordered
-    from amp_course.diagnosis.report import Report as Audit  # noqa: F401
 
 Evidence = dict[str, float | int | str]
 Grade = Literal["fault", "advice", "observation"]
@@ -104,11 +99,3 @@ def pairs_html(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _number(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def __getattr__(name: str) -> Any:  # until all import them from where they are
-    if name not in ("finding", "ordered", "Audit"):
-        raise AttributeError(name)
-    from amp_course.diagnosis import catalogue, report
-
-    return {"finding": catalogue.finding, "ordered": catalogue.ordered, "Audit": report.Report}[name]

@@ -1,6 +1,6 @@
 """Chapter 07: clipping, accumulation, several optimizers, checkpoints: the loops that everyone writes, and the right ones."""
 
-from amp_course.audit import FAULTS, Audit, Finding, audit
+from amp_course.audit import FAULTS, Finding, Report, audit
 from amp_course.patterns.checkpoints import (
     CheckpointError,
     Position,
@@ -14,10 +14,10 @@ from amp_course.patterns.workbench import Switches, build_loop
 
 __all__ = [
     "FAULTS",
-    "Audit",
     "CheckpointError",
     "Finding",
     "Position",
+    "Report",
     "Run",
     "Switches",
     "audit",

@@ -5,7 +5,7 @@ python -m tests.audit.cases
 
 from __future__ import annotations
 
-from amp_course.audit import Audit, audit
+from amp_course.audit import Report, audit
 from tests.audit import (
     broken_calls,
     broken_clipping,
@@ -30,7 +30,7 @@ SOUND = [
 ]
 
 
-def audited(case: Case) -> Audit:
+def audited(case: Case) -> Report:
     """Audit a case made anew."""
     step, arguments = case.make()
     return audit(step, **arguments)

@@ -369,8 +369,8 @@ def test_views_escape_the_names_of_formats_recipes_and_faults():
 
 
 def test_the_workbench_escapes_the_loop_and_its_findings():
-    from amp_course.audit import Audit
+    from amp_course.diagnosis.report import Report
     from amp_course.patterns.workbench import Judgement, Line, workbench_view
 
     lines = [Line(mark, WICKED) for mark in ("", "+", "−")]
-    assert_harmless(workbench_view(lines, [Judgement("wrong", WICKED, WICKED)], wicked(Audit)))
+    assert_harmless(workbench_view(lines, [Judgement("wrong", WICKED, WICKED)], wicked(Report)))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from amp_course.patterns import Audit, audit
+from amp_course.patterns import Report, audit
 from amp_course.patterns.workbench import Switches, build_loop
 from tests.findings.record import of_audit, stored
 
@@ -37,7 +37,7 @@ def key(switches: Switches) -> str:
     return f"workbench/{', '.join(told) or 'right'}"
 
 
-def judged(switches: Switches) -> Audit:
+def judged(switches: Switches) -> Report:
     _, step, objects = build_loop(switches)
     return audit(step, **objects)
 

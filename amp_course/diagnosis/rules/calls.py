@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.watching.records import Call, Region, Step, Training, Update
 from amp_course.watching.uses import Used, steps_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amp_course.checking.explain import short, where
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import frozen_optimizer
 from amp_course.watching.calling import BatchError
 from amp_course.watching.records import Backward, Call, Step, Training, Update

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.watching.calling import size_of
 from amp_course.watching.records import Training, Update
 

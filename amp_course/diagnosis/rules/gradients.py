@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
-from amp_course.diagnosis.findings import Evidence, Finding, finding
+from amp_course.diagnosis.findings import Evidence, Finding
 from amp_course.watching.records import Gradient, Training, Update
 from amp_course.watching.uses import Used, steps_of
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, near
-from amp_course.diagnosis.findings import Finding, finding
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.gradients import arrived, arrived_for_masters, first_use
 from amp_course.watching.records import Gradient, Step, Training, Update
 from amp_course.watching.uses import Used, steps_of
