@@ -99,6 +99,8 @@ def infinite_constants(values: Iterable[Any]) -> bool:
 def _plain(tensor: Tensor) -> Tensor | None:
     """Return a tensor's values as real floats that any kernel can compare, or None."""
     local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor: this rank's part
+    while isinstance(local, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(local):
+        local = torch._C._functorch.get_unwrapped(local)  # vmap's cannot be read
     if not isinstance(local, Tensor) or not (local.is_floating_point() or local.is_complex()):
         return None
     if local.is_meta or hasattr(local, "fake_mode") or local.is_quantized:
