@@ -7,7 +7,6 @@ No source text is read. The experiments are in `experiments`, `gradient_experime
 
 from __future__ import annotations
 
-import contextvars
 import math
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
@@ -78,8 +77,7 @@ def audit(
             held["batches"] = batches
         snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], held)
         try:
-            context = contextvars.copy_context()  # what the step sets in it ends with it
-            protocol, read = context.run(_judged, training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
+            protocol, read = _judged(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
         finally:
             snapshot.restore()
     for what in found.kept:
@@ -127,17 +125,17 @@ def _judged(
         return protocol, len(read)
     run = Runner(training, snapshot, groups, each, seconds)
     limit = None if max_norm == math.inf else max_norm
-    gradients = GradientExperiments(run, protocol, limit, tolerance, ragged=_length(batches, len(read)) % each > 0)
+    gradients = GradientExperiments(run, protocol, limit, tolerance, ragged=_may_end_short(batches, each))
     Experiments(run, protocol, gradients).everything()
     return protocol, len(read)
 
 
-def _length(batches: Iterable[Any], read: int) -> int:
-    """Return the number of the reader's batches, as far as it is known: a loader's `len` may raise."""
+def _may_end_short(batches: Iterable[Any], each: int) -> bool:
+    """Return False for a loader whose batches make whole groups; a list is a sample, and an epoch may end otherwise."""
     try:
-        return len(batches) if isinstance(batches, Sized) else read
-    except Exception:
-        return read
+        return isinstance(batches, (list, tuple)) or not isinstance(batches, Sized) or len(batches) % each > 0
+    except Exception:  # a loader's `len` may raise
+        return True
 
 
 def _groups(batches: list[Any], k: int) -> list[list[Any]]:

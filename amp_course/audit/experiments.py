@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from amp_course.audit.gradient_experiments import GradientExperiments
 from amp_course.audit.overflow import check_overflow, check_scale_growth
 from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
@@ -12,19 +14,27 @@ from amp_course.audit.runner import PATIENCE, Runner
 from amp_course.checking.limit import TimeUp
 from amp_course.diagnosis.findings import Finding, finding
 from amp_course.diagnosis.rules.calls import (
+    _moved_first,
     check_clearing,
     check_passes,
     check_precision,
     check_schedule,
     check_steps,
     check_updates,
+    check_weights,
+    check_zeros,
     frozen_optimizer,
+    mixes_weights,
     never_stepped,
     without_gradients,
 )
 from amp_course.diagnosis.rules.exceptions import check_error
-from amp_course.diagnosis.rules.given import check_strangers
+from amp_course.diagnosis.rules.given import check_strangers, check_unusual
 from amp_course.watching.records import Region, Update
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    return max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
 
 
 @dataclass
@@ -52,10 +62,15 @@ class Experiments:
         first = run.first()
         self._can_be_repeated()
         self._begin(first)
+        training = run.training
+        rates = [_rate(one) for one in training.optimizers]
         second = run.following()
         self._can_be_repeated()
         updates = [first, second]
         self._calls(updates)
+        protocol.judge("", check_zeros(updates, training))
+        protocol.judge("", check_unusual(updates, training))
+        self._overwritten(updates, rates)
         if not protocol.names & (STEPS_WRONG | UPDATES_WRONG) and first.steps():
             self.gradients.everything(first)
         if (
@@ -77,11 +92,6 @@ class Experiments:
         """Raise Over for a step that is not the same step when it is run again."""
         if self.run.training.has_other_parameters():
             raise Over("the step gives its optimizer or its model other parameters than those that they had")
-        if freed := sorted(self.run.snapshot.freed):
-            raise Over(
-                f"the step puts a graph through `backward()` that was built before the audit (`{freed[0]}`), which frees it: the "
-                "step cannot be run again from there. Audit it before its first call"
-            )
 
     def _begin(self, first: Update) -> None:
         """Judge the first update; raise Over if nothing after it can be judged."""
@@ -105,7 +115,14 @@ class Experiments:
         if run.adopted and not run.given:
             protocol.observations.append("The step uses a `GradScaler` that you did not pass; the audit used it.")
         protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
-        if protocol.names & {"foreign-model", "foreign-optimizer", "foreign-parameters"}:
+        protocol.judge("", check_weights(first, training))
+        if protocol.names & {
+            "foreign-model",
+            "foreign-optimizer",
+            "foreign-parameters",
+            "fp16-parameters",
+            "not-finite",
+        }:
             raise Over("fix the faults above first")
         if not first.backwards and not first.steps():
             nothing = f"in {first.calls} calls the step ran no `backward()` and no optimizer stepped"
@@ -147,6 +164,24 @@ class Experiments:
         if not protocol.names & STEPS_WRONG:
             protocol.judge("clearing", clearing)
             self._without_gradients(updates)
+            if mixes_weights(updates, training) and "never-cleared" not in protocol.names:
+                why = "a step adds up gradients from before and after a change of the weights: is that meant?"
+                protocol.leave_out("clearing", why)
+
+    def _overwritten(self, updates: list[Update], rates: list[float]) -> None:
+        """Look whether the second update steps with the rate that the scheduler left after the first."""
+        training = self.run.training
+        for number, scheduler in enumerate(training.schedulers):
+            owner = getattr(scheduler, "optimizer", None)
+            of = next((n for n, one in enumerate(training.optimizers) if one is owner), None)
+            if of is None or not updates[0].called("scheduler", number) or not updates[1].steps(of):
+                continue
+            used = updates[1].steps(of)[0].rate
+            moved_first = _moved_first(updates[1], number, of)
+            if not math.isclose(used, rates[of], rel_tol=1e-6) and not moved_first:
+                told = f"the rate of the step is {used:g}, and the scheduler's is {rates[of]:g}"
+                self.protocol.judge("", [f"Something else sets the learning rate: {told}."])
+                self.protocol.leave_out("scheduler", told)
 
     def _without_gradients(self, updates: list[Update]) -> None:
         """Give optimizers that stepped without a gradient some more updates to get one."""

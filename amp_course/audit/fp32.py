@@ -17,6 +17,7 @@ from amp_course.checking.limit import TimeUp, within
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
 from amp_course.diagnosis.findings import Finding, finding
 from amp_course.diagnosis.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
+from amp_course.watching.calling import joined
 from amp_course.watching.records import Meddling, Update
 from amp_course.watching.uses import Used, steps_of
 
@@ -73,16 +74,16 @@ class AgainstFp32:
         if not exact and len(one.parts) == 1:
             return
         found = list(check_reference(one, self.tolerance or one.tolerance(self.least)))
-        if not self.run.sizes_are_clear:
+        if not self.run.sizes_are_clear and not one.counted:
             found = [f for f in found if f.name != "mean-of-means"]
         if any(f.name == "gradient-differs" for f in found):
             self._look_for_a_sound_reason(used, number, one)
         self.protocol.judge("gradient" if exact else "", found, self.run.which(number))
         if len(one.parts) > 1:
             self.protocol.judge("accumulation")
-            if len(set(one.sizes)) == 1:
+            if max(one.sizes) <= 1.05 * min(one.sizes):
                 self.protocol.leave_out("unequal micro-batches", "all batches of a group have the same size")
-            elif not self.run.sizes_are_clear:
+            elif not self.run.sizes_are_clear and not one.counted:
                 self.protocol.leave_out("unequal micro-batches", "the tensors of a batch have different lengths")
             elif exact:
                 self.protocol.judge("unequal micro-batches")
@@ -91,6 +92,7 @@ class AgainstFp32:
         """Compare the gradient of a step with those of its micro-batches. Raises Incomparable."""
         run = self.run
         if any(one.moved for one in (used.parts or update.backwards)):
+            self._left_over(update, used, number, exact)
             raise Incomparable(
                 "some weights change between the beginning of the update and the `backward()` of this gradient"
             )
@@ -122,9 +124,44 @@ class AgainstFp32:
         gradient, sizes = self._unlimited(used, number), [run.size(call) for call in calls]
         if exact:
             parts = [self._wanted(update, number, call) for call in calls]
-            return Compared(gradient, parts, sizes, True, self._rounded(number, calls))
+            counts = self._counts(number, calls, parts) if len(calls) > 1 else None
+            rounded = self._rounded(number, calls)
+            return Compared(gradient, parts, counts or sizes, True, rounded, counted=counts is not None)
         scale = run.scale_of(number) if used.step.by_scaler else 1.0
         return Compared(gradient, [(lost | own)[call] / scale for call in calls], sizes, False)
+
+    def _left_over(self, update: Update, used: Used, number: int, exact: bool) -> None:
+        """Look whether the last backward pass of a call brings the loss's gradient, and others before it spoil that."""
+        call, last = used.step.call, used.parts[-1] if used.parts else None
+        here = [one for one in used.parts if one.call == call]
+        if not exact or last is None or len(here) < 2 or number not in last.arrived:
+            return
+        scale = self.run.scale_of(number) if used.step.by_scaler else 1.0
+        wanted = self._wanted(update, number, call)
+        limit = self.tolerance or self.least
+        factor, distance = along(last.arrived[number].values / scale, wanted)
+        used_factor, used_distance = along(used.step.gradient.values, wanted)
+        alone = distance <= limit and near(factor, 1.0, max(CLOSE, limit))
+        if alone and used_distance > max(0.1, 3 * limit) and not near(used_factor, 0.0):
+            cause = (
+                "gradients that another backward pass of the same update left behind were not cleared before the last one, whose "
+                "gradient alone is that of the `loss`: the step uses their sum"
+            )
+            found = finding("never-cleared", cause, relative_distance=used_distance)
+            self.protocol.judge("", [found], self.run.which(number))
+
+    def _counts(self, number: int, calls: Sequence[int], parts: Sequence[Tensor]) -> list[float] | None:
+        """Return what each micro-batch counts in the loss of all of them put together; None if that is no mean of theirs."""
+        training = self.run.training
+        self.run.restart()
+        try:
+            whole = joined([self.run.batch(call) for call in calls])
+            gradient = within(self.run.seconds, lambda: reference(training, whole)[number].values)
+        except (Exception, TimeUp):  # they do not fit together
+            return None
+        weights, distance = mixture(gradient, parts)
+        is_mean = distance < 1e-3 and min(weights) > 0 and near(sum(weights), 1.0, 1e-3)
+        return weights if is_mean else None
 
     def _wanted(self, update: Update, number: int, call: int) -> Tensor:
         """Return the loss's gradient for a call, without the parameters that were frozen at its backward pass."""

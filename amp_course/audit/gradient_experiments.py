@@ -119,10 +119,13 @@ class GradientExperiments:
             return protocol.leave_out("loss scale", "there is no scaler")
         if not first.called("scale") and not first.called("scaler.step"):
             return protocol.leave_out("loss scale", "the scaler that was passed is never used")
-        other = [scale / _RATIO if scale >= 16 else scale * _RATIO for scale in run.scales]
+        # Each scaler has a ratio of its own: a loss that another one scales is seen by it.
+        ratios = [_RATIO * 2**n for n in range(len(run.scales))]
+        each = list(zip(run.scales, ratios, strict=True))
+        other = [scale / ratio if scale >= 16 else scale * ratio for scale, ratio in each]
         low = run.repeat(scales=other)
         if low.error is None and not low.finite and other[0] > run.scales[0]:
-            other = [scale / _RATIO for scale in run.scales]
+            other = [scale / ratio for scale, ratio in each]
             low = run.repeat(scales=other)
         if low.error is not None or not low.finite:
             return protocol.leave_out("loss scale", "the step did not run at another loss scale")
@@ -185,11 +188,7 @@ class GradientExperiments:
                     "the gradients were clipped before they were divided by the loss scale: their norm comes out that much too "
                     "small"
                 )
-                return replace(
-                    finding("clipped-while-scaled", cause, **evidence),
-                    cure="Divide by the loss scale before you clip",
-                    code="",
-                )
+                return finding("clipped-while-scaled", cause, variant="by-hand", **evidence)
         return None
 
     def _arrivals(self, update: Update, number: int) -> torch.Tensor | None:

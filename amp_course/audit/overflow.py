@@ -13,6 +13,7 @@ from amp_course.diagnosis.findings import finding
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.diagnosis.rules.stress import (
     check_growth,
+    check_hidden,
     check_kept,
     check_skipping,
     check_waiting,
@@ -61,6 +62,14 @@ def check_overflow(
             return _raised(run, protocol, [poisoned, clean])
         if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
             return None
+    for number, place in known.items():
+        outcomes = []
+        for last in (False, True):
+            outcomes.append(run.repeat(Meddling(poison=frozenset([place]), last=last)))
+            hidden = list(check_hidden(outcomes, number))
+            if not hidden:
+                break
+        protocol.judge("", hidden, run.which(number))
     for number in run.optimizers:
         place = earlier_pass(first, number)
         if place is not None:
@@ -101,6 +110,12 @@ def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
                 "the loss is finite"
             )
             protocol.judge("overflow", [finding("overflow-not-skipped", cause, optimizer=number)])
+        elif all(one.spoilt[number] for one in outcomes) and _lowers_its_scale(run, place):
+            cause = (
+                "the loss scale falls after an inf in the gradients, and the step is taken all the same, so the inf is in the "
+                "weights"
+            )
+            protocol.judge("overflow", [finding("overflow-not-skipped", cause, optimizer=number)])
         else:
             protocol.judge("", ["The loss is scaled by hand, and an update with inf in its gradients is not skipped."])
 
@@ -113,6 +128,21 @@ def _skips_a_loss_that_is_not_finite(run: Runner, number: int) -> bool:
                 p.fill_(math.nan)
     update = run.update()
     return update.error is None and not update.steps(number)
+
+
+def _lowers_its_scale(run: Runner, place: tuple[int, int]) -> bool:
+    """Return True if the scaled loss is smaller after an update with an inf, at the same weights."""
+    losses = []
+    for poison in (frozenset[tuple[int, int]](), frozenset([place])):
+        run.restart()
+        parameters = list(run.training.model_parameters.values())
+        kept = [p.detach().clone() for p in parameters]
+        run.update(meddling=Meddling(poison=poison))
+        with torch.no_grad():
+            for p, was in zip(parameters, kept, strict=True):
+                p.copy_(was)
+        losses.append(next((one.value for one in run.following().backwards), math.nan))
+    return losses[1] / losses[0] < 0.9 if losses[0] else False
 
 
 def check_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from amp_course.watching.calling import arguments_for, cloned
 from amp_course.watching.records import Gradient, Training
 
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+
 
 class BadLoss(Exception):
     """What the reader passed as the fp32 loss is none: said as the rest of a sentence, "the fp32 `loss` …"."""
@@ -43,8 +45,13 @@ def _of_one(
     args, kwargs = arguments_for(loss, cloned(batch), (models[0] if len(models) == 1 else list(models),))
     for module, mode in training.modes.items():
         module.training = mode
+    owners = [*held, *(module for model in models for module in model.modules())]
+    hooks = [found for one in owners for name in _HOOKS if (found := getattr(one, name, None))]
+    kept = [dict(one) for one in hooks]
     for p in held:  # a step may freeze and unfreeze its weights: which gradients count is for the comparison to say
         p.requires_grad_(True)
+    for one in hooks:  # what they do to a gradient is the step's doing, and to be seen
+        one.clear()
     try:
         region = torch.autocast(training.device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with torch.enable_grad(), region:
@@ -53,6 +60,8 @@ def _of_one(
     finally:
         for p, flag in zip(held, flags, strict=True):
             p.requires_grad_(flag)
+        for one, were in zip(hooks, kept, strict=True):
+            one.update(were)
     gradient = {id(p): None if g is None else g / scale for p, g in zip(held, found, strict=True)}
     return [slot.gradient([gradient.get(id(p)) for p in slot.parameters]) for slot in training.slots]
 

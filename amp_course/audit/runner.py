@@ -80,7 +80,7 @@ class Runner:
 
     def restart(self, scales: Sequence[float] | None = None) -> None:
         """Go back to the beginning, with no gradients, and other loss scales if they are given."""
-        self.snapshot.restore()
+        self.snapshot.restore(last=False)
         with torch.no_grad():
             for slot in self.training.slots:
                 for p in slot.parameters:
@@ -122,7 +122,7 @@ class Runner:
         look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
         """
         groups = groups or self.groups
-        observer = Observer(self.training, meddling, graphs=look_closely, older=self.snapshot.graphs)
+        observer = Observer(self.training, meddling, graphs=look_closely)
         update, number = observer.update, 0
         with warnings.catch_warnings(), sandbox():
             warnings.simplefilter("ignore")  # the scheduler's warning about its order is judged, not shown
@@ -141,7 +141,6 @@ class Runner:
                     if until and (all(update.steps(i) for i in until) or not update.finite):
                         break
         self._strangers = observer.strangers
-        self.snapshot.differentiated(node for event in update.backwards for node in event.graph.older)
         return update
 
     def _reference(self, observer: Observer, batch: Any) -> None:

@@ -1,357 +1,381 @@
-"""Remember everything that a training step can reach, and put it back: models, optimizers, closures, attributes, generators.
+"""Remember a training and the plain data that its step can reach, and put both back in place.
 
-From the step, its objects and its loss, whatever they refer to is followed: attributes, containers, cells of closures, the
-globals that a function names. What was changed gets its old content, in place. What cannot get it is known by name.
+Put back: models, optimizers, scalers and schedulers (parameters, buffers, gradients, state, modes,
+hooks, attributes), random generators, and numbers, strings, lists, dicts, sets, tensors, arrays
+and copyable iterators in closures, named globals and attributes. Nothing else: what a generator,
+a file, a lock or C code keeps is lost, and shows in that two runs of the step differ.
 """
 
 from __future__ import annotations
 
-import array
 import collections
-import contextvars
-import ctypes
 import functools
-import gc
-import io
-import logging
-import mmap
-import multiprocessing.sharedctypes
+import operator
 import random
-import threading
+import sys
 import types
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amp_course.audit.code_objects import (
-    Parts,
-    follow_callable,
-    follow_cell,
-    follow_class,
-    follow_function,
-    follow_logger,
-    follow_module,
-)
-from amp_course.audit.iterators import (
-    answers_of,
-    forget_counters,
-    generator_putter,
-    index_of,
-    position_of,
-    reseed,
-    text_putter,
-    without_counters,
-)
 from amp_course.audit.restoring import (
     MISSING,
     array_putter,
-    buffer_putter,
-    checksum,
-    dict_putter,
-    leaf_putter,
-    object_putter,
-    script_putter,
+    copy_of,
+    duplicate,
+    holds_same,
+    names_in,
+    position_of,
+    refill,
     slot_value,
     slots_of,
     tensor_putter,
-    versions_putter,
 )
+from amp_course.checking.explain import is_readers
 from amp_course.kit.random_state import random_state, set_random_state
 
-_MOST_OBJECTS = 200_000
-_MOST_BYTES = 2**29  # of tensors and arrays that are copied, besides those of models and optimizers
-_PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice, type(...),
-    types.CodeType, types.FrameType,
+_MOST_OBJECTS = 1_000_000
+_MOST_TENSORS = 10_000  # besides those of models and optimizers
+_MOST_BYTES = 2**29  # of those
+_MANY = 10_000  # containers, or things in one: few steps touch them, and looking takes its time
+_PLAIN = {
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size,
+    range, slice,
+}  # fmt: skip
+_CONTAINERS = (list, dict, set, collections.deque, bytearray)
+_GENERATORS = (
+    torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+    np.random.BitGenerator,
 )  # fmt: skip
-
-# Of these a step has nothing to put back, and much that must not be: caches of compiled code, locks, kernels, sockets.
+# Nothing of these is a step's own data: caches of compiled code, locks, kernels, sockets, files.
 _LEFT_ALONE = (
-    "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch._C", "threading", "_thread", "logging", "asyncio",
-    "concurrent",
-    "multiprocessing", "IPython", "ipykernel", "zmq", "ipywidgets", "traitlets", "matplotlib", "_pytest", "enum",
+    "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch._C", "_thread",
+    "threading", "logging", "asyncio", "concurrent", "multiprocessing", "IPython", "ipykernel",
+    "zmq", "ipywidgets", "traitlets", "matplotlib", "_pytest", "enum", "weakref", "_weakref", "io",
+    "_io", "re", "contextvars", "_contextvars", "queue", "ctypes", "_ctypes", "subprocess",
 )  # fmt: skip
-
-
-_CONTAINERS = (
-    dict, list, set, tuple, frozenset, collections.deque, bytearray, array.array, np.ndarray, functools.partial, io.StringIO,
-    io.BytesIO, random.Random,
-)  # fmt: skip
-_WATCHED = (io.IOBase, functools._lru_cache_wrapper, types.GeneratorType, types.CoroutineType)
-_BUFFERS = (memoryview, mmap.mmap, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 
 
 class Snapshot:
-    """The state of a training at one moment; `restore()` brings it back, in place, as often as you like.
+    """The state of a training at one moment; `restore()` brings it back as often as you like.
 
     own:  objects that are copied whatever their size: models, optimizers, scalers, schedulers
-    held: name → an object whose surroundings are followed as well: the step, the loss, a data loader
-    lost: names of what changed and could not be put back, filled by `restore`
-    iterators: those among them that will give the next run other things
-    graphs: nodes at which the graphs of tensors end that the step can reach → the tensor's name
-    freed:  the names of those that the step has put through `backward()`
+    held: name → an object whose surroundings are followed as well: the step, the loss, a loader
+    lost: name → what changed and could not be put back, filled by `restore`
+    iterators: the names in it that will give the next run other things
     """
 
     def __init__(self, own: Iterable[Any], held: dict[str, Any]) -> None:
         self.lost: dict[str, str] = {}
         self.iterators: set[str] = set()
-        self.graphs: dict[Any, str] = {}
-        self.freed: set[str] = set()
-        self._parts: Parts = []
-        self._met: dict[int, Any] = {}
+        self._puts: list[tuple[str, Callable[[], None]]] = []
+        self._met: dict[int, Any] = {}  # kept alive, so that an id stays its own
+        self._plain: list[Any] = []  # containers of numbers and strings, and copies of them
+        self._copies: list[Any] = []
+        self._touched: set[int] = set()  # the numbers of those that a run changed
         self._generators: list[Any] = []
+        self._iterators: dict[int, Any] = {}  # the id of an iterator → a copy to make others from
+        self._fresh: dict[int, Any] = {}
+        self._restored = 0
+        self._looks_at_all = True
+        self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         self._bytes_left: float = float("inf")
-        for one in own:
-            self._follow(type(one).__name__, one)
-        self._bytes_left = _MOST_BYTES
-        for name, one in held.items():
-            self._follow(name, one)
+        self._tensors_left: float = float("inf")
+        self._follow((type(one).__name__, one) for one in own)
+        self._bytes_left, self._tensors_left = _MOST_BYTES, _MOST_TENSORS
+        self._follow(held.items())
         self._random = random_state()
 
     def covers(self, one: Any) -> bool:
-        """Tell whether an object is put back."""
+        """Return True if an object is put back."""
         return id(one) in self._met
 
     def reseed(self, seed: int) -> None:
-        """Give every random generator that the step can reach another state, until the next `restore`."""
-        for generator in self._generators:
-            reseed(generator, seed)
+        """Give every random generator that was found another state, until the next `restore`."""
+        for one in self._generators:
+            if isinstance(one, torch.Generator):
+                one.manual_seed(seed)
+            elif isinstance(one, (random.Random, np.random.RandomState)):
+                one.seed(seed)
+            else:
+                bits = getattr(one, "bit_generator", one)
+                bits.state = type(bits)(seed).state
 
-    def differentiated(self, nodes: Iterable[Any]) -> None:
-        """Name the tensors whose graphs, built before, a `backward()` of the step went through, which frees them."""
-        for node in nodes:
-            self.freed.add(self.graphs[node])
-            self.lost[self.graphs[node]] = "has a graph that the step put through `backward()`, which frees it"
-
-    def restore(self) -> None:
-        """Put everything back."""
-        forget_counters()
+    def restore(self, last: bool = True) -> None:
+        """Put everything back. last: also large data that the step's first runs did not touch."""
+        self._fresh = {}
+        self._looks_at_all = last or self._restored < 3
+        self._restored += 1
+        if self._looks_at_all or len(self._plain) < _MANY:
+            self._touched |= _different(self._plain, self._copies)
+        for number in self._touched:
+            if not holds_same(self._plain[number], self._copies[number]):
+                refill(self._plain[number], self._copies[number])
         with torch.no_grad():
-            for name, put in self._parts:
+            for name, put in self._puts:
                 try:
                     put()
                 except Exception as error:
-                    self.lost.setdefault(name, f"could not be put back ({type(error).__name__}: {error})")
+                    why = f"could not be put back ({type(error).__name__}: {error})"
+                    self.lost.setdefault(name, why)
         set_random_state(self._random)
 
-    def _follow(self, name: str, first: Any) -> None:
-        waiting: collections.deque[tuple[str, Any]] = collections.deque([(name, first)])
-        while waiting:
-            path, one = waiting.popleft()
-            if id(one) in self._met or _is_plain(one):
+    # ---- what is found ----
+
+    def _follow(self, roots: Iterable[tuple[str, Any]]) -> None:
+        for name, one in roots:
+            self._children(name, (one,))
+        while self._waiting:
+            name, one = self._waiting.popleft()
+            if id(one) in self._met:
                 continue
-            if len(self._met) >= _MOST_OBJECTS:
-                self.lost.setdefault(path, f"and what comes after it: {name} holds more than {_MOST_OBJECTS:,} objects")
+            if len(self._met) > _MOST_OBJECTS:
+                self.lost[name] = f"is not looked into: there are over {_MOST_OBJECTS:,} objects"
+                self._waiting.clear()
                 return
-            self._met[id(one)] = one  # kept alive, so that its id stays its own
+            self._met[id(one)] = one
             try:
-                waiting.extend(list(self._remember(path, one)))
-            except Exception as error:  # an object of the reader's that no one can look into
-                self.lost.setdefault(
-                    path, f"is a {type(one).__name__} that could not be looked into ({type(error).__name__})"
-                )
+                self._remember(name, one)
+            except Exception as error:  # an object that raises when it is looked at
+                kind = type(one).__name__
+                self.lost[name] = f"is a {kind} that could not be looked into ({error})"
 
-    def _remember(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        """Note how to put one object back; yield what it refers to."""
-        if isinstance(one, _CONTAINERS) and isinstance(attributes := getattr(one, "__dict__", None), dict):
-            self._parts.append((path, object_putter(one, attributes)))  # a container of the reader's own
-            yield from ((f"{path}.{key}", value) for key, value in without_counters(attributes))
-            yield path, type(one)
+    def _children(self, name: str, values: Iterable[Any]) -> None:
+        for one in values:
+            kind = type(one)
+            if kind in _PLAIN:
+                continue
+            if kind is list and _PLAIN.issuperset(map(type, one)):  # most of what large data hold
+                if id(one) not in self._met:
+                    self._met[id(one)] = one
+                    self._plain.append(one)
+                    self._copies.append(one[:])
+                continue
+            self._waiting.append((name, one))
+
+    def _remember(self, name: str, one: Any) -> None:
+        """Note how to put one object back, and what it refers to."""
         if isinstance(one, Tensor):
-            yield from self._tensor(path, one)
+            self._tensor(name, one)
         elif isinstance(one, np.ndarray):
-            yield from self._array(path, one)
-        elif isinstance(one, dict):
-            yield from self._dict(path, one)
-        elif isinstance(one, (list, collections.deque)):
-            yield from self._sequence(path, one)
-        elif isinstance(one, set):
-            content = list(one)
-            self._parts.append(
-                (path, lambda: None if set(content) == one else (set.clear(one), set.update(one, content))[0])
-            )
-            yield from ((path, item) for item in content)
-        elif isinstance(one, (bytearray, array.array)):
-            bytes_then: Any = one[:]
-            self._parts.append((path, lambda: None if one == bytes_then else one.__setitem__(slice(None), bytes_then)))
+            self._array(name, one)
+        elif isinstance(one, _CONTAINERS):
+            self._container(name, one)
+            if isinstance(attributes := getattr(one, "__dict__", None), dict):
+                self._attributes(name, attributes)
         elif isinstance(one, (tuple, frozenset)):
-            yield from ((f"{path}[{n}]", item) for n, item in enumerate(one))
+            self._children(name, one)
         elif isinstance(one, types.FunctionType):
-            yield from follow_function(self._parts, path, one)
-        elif isinstance(one, (types.MethodType, functools.partial)):
-            yield from follow_callable(self._parts, path, one)
-        elif isinstance(one, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            yield path, one.__self__  # `losses.append` holds the list
-        elif isinstance(one, types.ModuleType):
-            yield from follow_module(self._parts, path, one)
+            self._function(name, one)
+        elif isinstance(one, types.MethodType):
+            self._children(name, (one.__func__,))
+            self._children("self", (one.__self__,))
+        elif isinstance(one, functools.partial):
+            self._children(name, (one.func, one.args, one.keywords))
+        elif isinstance(one, types.BuiltinMethodType):
+            self._children(name, (one.__self__,))  # `losses.append` holds the list
         elif isinstance(one, types.CellType):
-            yield from follow_cell(self._parts, path, one)
-        elif (state := generator_putter(one)) is not None:
-            self._generators.append(one)
-            self._parts.append((path, lambda: state(one)))
-        elif isinstance(one, type):
-            yield from follow_class(self._parts, path, one)
-        elif isinstance(one, (io.StringIO, io.BytesIO)):
-            self._parts.append((path, text_putter(one)))
-        elif isinstance(one, _BUFFERS):
-            self._parts.append((path, buffer_putter(one)))
-        elif isinstance(one, torch.UntypedStorage):
-            yield path, torch.empty(0, dtype=torch.uint8, device=one.device).set_(one)
-        elif isinstance(one, multiprocessing.sharedctypes.SynchronizedBase):
-            yield path, one.get_obj()
-        elif isinstance(one, (logging.Logger, logging.LoggerAdapter, logging.Handler)):
-            yield from follow_logger(self._parts, path, one)
-        elif isinstance(one, property):
-            yield from ((path, function) for function in (one.fget, one.fset, one.fdel))
-        elif isinstance(one, weakref.ref):
-            yield path, one()
-        elif isinstance(one, (threading.Event, threading.Semaphore)):
-            self._parts.append((path, dict_putter(vars(one))))
-        elif isinstance(one, threading.local):
-            yield from self._dict(path, vars(one))
-        elif isinstance(one, contextvars.ContextVar):
-            yield path, one.get(None)  # what it is set to ends with the context that the audit runs in
-        elif isinstance(one, _WATCHED) or hasattr(type(one), "__next__"):
-            yield from self._watch(path, one)
-        elif type(one).__dictoffset__ == 0 and (before := answers_of(one)):
-            self._parts.append((path, lambda: self._look_again(path, one, before)))
-        else:
-            yield from self._object(path, one)
+            self._cell(name, one)
+        elif isinstance(one, _GENERATORS):
+            self._generator(name, one)
+        elif isinstance(one, (types.ModuleType, type)):
+            self._namespace(name, one)
+        elif hasattr(type(one), "__next__") and not _is_readers(type(one)):
+            self._iterator(name, one)
+        elif not f"{type(one).__module__}.".startswith(tuple(f"{m}." for m in _LEFT_ALONE)):
+            self._object(name, one)
 
-    # ---- tensors ----
+    def _container(self, name: str, one: Any) -> None:
+        was = copy_of(one)
+        content = list(one.values()) if isinstance(one, dict) else list(one)
+        keys = list(one) if isinstance(one, dict) else []
+        if _PLAIN.issuperset(map(type, [*keys, *content])):
+            self._plain.append(one)
+            self._copies.append(was)
+            return
+        self._puts.append((name, lambda: self._put_container(one, was)))
+        self._children(name, [*keys, *content])
 
-    def _tensor(self, path: str, one: Tensor) -> Iterator[tuple[str, Any]]:
+    def _put_container(self, one: Any, was: Any) -> None:
+        if len(was) > _MANY and not self._looks_at_all:
+            return
+        new = was
+        if self._iterators and not isinstance(was, (set, bytearray)):
+            if isinstance(was, dict):
+                new = copy_of(was)
+                dict.update(new, {key: self._value(value) for key, value in was.items()})
+            else:
+                new = [self._value(value) for value in was]
+        if not holds_same(one, new):
+            refill(one, new)
+
+    def _attributes(self, name: str, attributes: dict[str, Any]) -> None:
+        """Follow what an object or a function keeps, each by its own name."""
+        was = dict(attributes)
+        self._puts.append((name, lambda: self._put_container(attributes, was)))
+        for key, value in was.items():
+            self._children(name if key.startswith("_") else f"{name}.{key}", (value,))
+
+    def _tensor(self, name: str, one: Tensor) -> None:
         size = one.numel() * one.element_size() if one.layout == torch.strided else 0
-        yield from ((f"{path}.{key}", value) for key, value in vars(one).items())
-        if one._base is not None:
-            yield path, one._base
-        if one.is_leaf and one.grad is not None:
-            yield f"{path}.grad", one.grad
-        self._parts.append((path, object_putter(one, vars(one))))
-        if one.grad_fn is not None:
-            self._graph(path, one)
-        if one.device.type == "meta" or size > self._bytes_left:
-            version = one._version
-
-            def look() -> None:
-                if one._version != version:
-                    kind = "tensor without numbers" if one.device.type == "meta" else "large tensor"
-                    self.lost[path] = f"is a {kind} that the step changed in place"
-
-            self._parts.append((path, look))
-        else:
-            self._bytes_left -= size
-            self._parts += [(path, tensor_putter(one)), (path, versions_putter(one))]
-        if one.is_leaf:
-            self._parts.append((path, leaf_putter(one)))
-
-    def _graph(self, path: str, one: Tensor) -> None:
-        self.graphs[one.grad_fn] = path
+        self._attributes(name, vars(one))
+        self._children(name, (one._base, one.grad if one.is_leaf else None))
+        self._bytes_left -= size
+        self._tensors_left -= 1
+        if one.device.type != "meta" and min(self._bytes_left, self._tensors_left) >= 0:
+            self._puts.append((name, tensor_putter(one)))
+            return
+        self._bytes_left += size
+        version = one._version
 
         def look() -> None:
-            if one.grad_fn is None:
-                self.lost[path] = "is a tensor that the step detached from its graph"
+            if one._version != version:
+                self.lost[name] = "is a tensor too large to copy that the step changed in place"
 
-        self._parts.append((path, look))
+        self._puts.append((name, look))
 
-    def _array(self, path: str, one: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
+    def _array(self, name: str, one: np.ndarray[Any, Any]) -> None:
+        if one.dtype == object:
+            self._children(name, one.flat)
         if one.nbytes > self._bytes_left:
-            before = checksum(one)
-
-            def look() -> None:
-                if checksum(one) != before:
-                    self.lost[path] = "is a large array that the step changed in place"
-
-            self._parts.append((path, look))
+            self.lost.setdefault(name, "is an array too large to copy: it is as the step left it")
             return
         self._bytes_left -= one.nbytes
-        self._parts.append((path, array_putter(one)))
-        if one.dtype == object:
-            yield from ((path, item) for item in one.flat)
+        self._puts.append((name, array_putter(one)))
 
-    # ---- containers ----
+    def _function(self, name: str, one: types.FunctionType) -> None:
+        if is_readers(one.__code__.co_filename):
+            named = names_in(one.__code__)
+            self._names(name, one.__globals__, named)
+            for module in named & sys.modules.keys() - one.__globals__.keys():
+                self._children(module, (sys.modules[module],))  # imported in the function
+        self._attributes(name, vars(one))
+        self._children(name, (one.__defaults__, one.__kwdefaults__))
+        for variable, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+            self._children(variable, (cell,))
 
-    def _dict(self, path: str, one: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-        self._parts.append((path, dict_putter(one)))
-        if isinstance(one, collections.defaultdict):
-            factory = one.default_factory
-            self._parts.append((path, lambda: setattr(one, "default_factory", factory)))
-        for key, value in without_counters(one):
-            yield f"{path}[{key!r}]" if isinstance(key, (str, int)) else path, value
-            if not isinstance(key, (str, int)):
-                yield path, key
-
-    def _sequence(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        kind: Any = list if isinstance(one, list) else collections.deque  # a class of the reader's may count otherwise
-        content = list(kind.__iter__(one))
+    def _names(self, name: str, where: dict[str, Any], names: Iterable[str]) -> None:
+        """Remember what some names of a module refer to."""
+        kept = {key: where.get(key, MISSING) for key in names}
 
         def put() -> None:
-            now = list(kind.__iter__(one))
-            if len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True)):
-                return
-            kind.clear(one)
-            kind.extend(one, content)
+            for key, was in kept.items():
+                value = self._value(was)
+                if value is MISSING:
+                    where.pop(key, None)
+                elif where.get(key, MISSING) is not value:
+                    where[key] = value
 
-        self._parts.append((path, put))
-        yield from ((f"{path}[{n}]", item) for n, item in enumerate(content))
+        self._puts.append((name, put))
+        for key, value in kept.items():
+            self._children(key, (value,))
 
-    # ---- other objects ----
+    def _cell(self, name: str, one: types.CellType) -> None:
+        try:
+            content = one.cell_contents
+        except ValueError:  # a variable without a value yet
+            content = MISSING
 
-    def _watch(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        """Remember where an iterator, a cache or a file stands, which nobody can put back; follow the iterators inside it."""
-        if not isinstance(one, _WATCHED) or isinstance(one, functools._lru_cache_wrapper):
-            inside = [part for part in gc.get_referents(one) if not isinstance(part, type)]
-            yield from ((path, part) for part in inside)
-        before, index = position_of(one), index_of(one)
+        def put() -> None:
+            if content is not MISSING:
+                one.cell_contents = self._value(content)
+            elif one != types.CellType():
+                del one.cell_contents
+
+        self._puts.append((name, put))
+        self._children(name, (content,))
+
+    def _namespace(self, name: str, one: Any) -> None:
+        """Remember the globals of a module, or the attributes of a class, of the reader's own."""
+        if not _is_readers(one):
+            return
+        kept = {key: value for key, value in vars(one).items() if not key.startswith("__")}
+
+        def put() -> None:
+            now = vars(one)
+            for key in [key for key in now if not key.startswith("__") and key not in kept]:
+                if not isinstance(now[key], types.ModuleType):  # one that was imported stays
+                    delattr(one, key)
+            for key, was in kept.items():
+                value = self._value(was)
+                if now.get(key, MISSING) is not value:
+                    setattr(one, key, value)
+
+        self._puts.append((name, put))
+        for key, value in kept.items():
+            self._children(f"{name}.{key}", (value,))
+
+    def _generator(self, name: str, one: Any) -> None:
+        bits = getattr(one, "bit_generator", one)
+        if isinstance(bits, np.random.BitGenerator):
+            state = bits.state
+            put: Callable[[], None] = lambda: setattr(bits, "state", state)  # noqa: E731
+        elif isinstance(one, random.Random):
+            put = functools.partial(one.setstate, one.getstate())
+        else:
+            put = functools.partial(one.set_state, one.get_state())
+        self._generators.append(one)
+        self._puts.append((name, put))
+
+    def _iterator(self, name: str, one: Any) -> None:
+        """Copy an iterator; of one that cannot be copied, notice that it was moved on."""
+        try:
+            self._iterators[id(one)] = duplicate(one)
+            return
+        except Exception:
+            before = position_of(one)
 
         def look() -> None:
-            if index is not None and index_of(one) is not None:
-                one.__setstate__(index)
-            elif position_of(one) != before:
-                self.lost[path] = _moved_on(one)
-                if not isinstance(one, (io.IOBase, functools._lru_cache_wrapper)):
-                    self.iterators.add(path)
+            if position_of(one) != before:
+                kind = type(one).__name__
+                self.lost[name] = f"is an iterator ({kind}) that the step has moved on"
+                self.iterators.add(name)
 
-        self._parts.append((path, look))
+        self._puts.append((name, look))
 
-    def _look_again(self, path: str, one: Any, before: Any) -> None:
-        if answers_of(one) != before:
-            self.lost[path] = f"is an object ({type(one).__name__}) that the step has changed"
+    def _value(self, one: Any) -> Any:
+        """Return a value as it is to be put back: of an iterator a copy, the same to all owners."""
+        if id(one) not in self._iterators:
+            return one
+        if id(one) not in self._fresh:
+            self._fresh[id(one)] = duplicate(self._iterators[id(one)])
+        return self._fresh[id(one)]
 
-    def _object(self, path: str, one: Any) -> Iterator[tuple[str, Any]]:
-        module = type(one).__module__
-        if any(module == name or module.startswith(f"{name}.") for name in _LEFT_ALONE):
-            return
-        attributes = getattr(one, "__dict__", None)
-        attributes = attributes if isinstance(attributes, dict) else None
-        self._parts.append((path, object_putter(one, attributes)))
-        if isinstance(one, torch.jit.RecursiveScriptModule):
-            self._parts.append((path, script_putter(one)))
-        if attributes is not None:
-            # In a module these are dicts of their own, which hold what matters.
-            yield from ((path if isinstance(one, nn.Module) and key.startswith("_") else f"{path}.{key}", value)
-                        for key, value in without_counters(attributes))  # fmt: skip
-        for slot in slots_of(type(one)):
-            if (value := slot_value(slot, one)) is not MISSING:
-                yield f"{path}.{slot.__name__}", value
-        if isinstance(one, (torch.optim.Optimizer, nn.Module)) or type(one).__module__ != "builtins":
-            yield path, type(one)
+    def _object(self, name: str, one: Any) -> None:
+        kind = type(one)
+        slots = [(slot, slot_value(slot, one)) for slot in slots_of(kind)]
+        if isinstance(attributes := getattr(one, "__dict__", None), dict):
+            self._attributes(name, attributes)
+        self._children(name, (value for _, value in slots))
 
+        def put() -> None:
+            if type(one) is not kind:
+                object.__setattr__(one, "__class__", kind)
+            for slot, was in slots:
+                value = self._value(was)
+                if slot_value(slot, one) is not value:
+                    slot.__delete__(one) if value is MISSING else slot.__set__(one, value)
 
-def _is_plain(one: Any) -> bool:
-    """Tell whether there is nothing in an object to put back."""
-    kind = type(one)
-    if kind is tuple and len(one) < 64:
-        return all(issubclass(type(item), _PLAIN) for item in one)
-    return issubclass(kind, _PLAIN) and not hasattr(one, "__dict__")
+        if slots or isinstance(one, nn.Module):
+            self._puts.append((name, put))
+        self._children(kind.__name__, (kind,))
 
 
-def _moved_on(one: Any) -> str:
-    if isinstance(one, functools._lru_cache_wrapper):
-        return "is a cache that the step has used"
-    kind = "a file" if isinstance(one, io.IOBase) else "an iterator"
-    return f"is {kind} ({type(one).__name__}) that the step has moved on"
+def _different(some: list[Any], others: list[Any]) -> set[int]:
+    """Return the places at which two lists of containers are not equal."""
+    try:
+        return {n for n, same in enumerate(map(operator.eq, some, others)) if not same}
+    except Exception:  # there is a tensor among them now
+        pairs = enumerate(zip(some, others, strict=True))
+        return {n for n, (one, was) in pairs if not holds_same(one, was)}
+
+
+def _is_readers(one: Any) -> bool:
+    """Return True for a module or a class of the reader's own."""
+    module = one if isinstance(one, types.ModuleType) else sys.modules.get(one.__module__)
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", "")
+    return name == "__main__" or (isinstance(file, str) and is_readers(file))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -52,6 +53,24 @@ def _cloned(leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     except Exception:  # what cannot be copied is passed as it is
         return leaf
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Put batches together to one, along the first dimension. Raises ValueError if they do not fit."""
+    leaves, specs = zip(*(pytree.tree_flatten(batch) for batch in batches), strict=True)
+    if any(one != specs[0] for one in specs):
+        raise ValueError("the batches are built differently")
+    return pytree.tree_unflatten([_joined(parts) for parts in zip(*leaves, strict=True)], specs[0])
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    if isinstance(parts[0], Tensor) and parts[0].ndim:
+        return torch.cat(parts)
+    if isinstance(parts[0], np.ndarray) and parts[0].ndim:
+        return np.concatenate(parts)
+    if any(bool(one != parts[0]) for one in parts):
+        raise ValueError("the batches hold different numbers")
+    return parts[0]
 
 
 def lengths_of(batch: Any) -> list[int]:

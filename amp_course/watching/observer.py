@@ -70,6 +70,7 @@ class Observer:
         self._inside: list[tuple[str, Any]] = []  # scaler methods that are running
         self._moving: list[Any] = []  # schedulers whose `step` is running
         self._stepping_now: list[_Stepping] = []
+        self._after_step: dict[int, list[Tensor]] = {}  # the weights that an optimizer left
         self._backward_depth = 0
         self._region_end = math.inf  # the sequence number of the next node at the end of the last autocast region
         self._differentiable = False  # a pass made a graph of its own: its nodes are no part of what the caller wrote
@@ -97,6 +98,8 @@ class Observer:
         self._stack.close()
         update.scales_after = training.scales()
         update.scalers_made = len(self._made)
+        for number, after in self._after_step.items():
+            update.left[number] = _share_left(self._start[number], after, training.slots[number].parameters)
         for slot, was in zip(training.slots, self._start, strict=True):
             update.changed.append(_moved(slot.parameters, was))
             update.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
@@ -125,6 +128,8 @@ class Observer:
     def _engine(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Its fourth argument is `create_graph`."""
         self._differentiable |= bool(args[2]) and not self.paused
+        self.update.second_order = self._differentiable
+        self.update.differentiated += not self.paused
         return original(outputs, *args, **kwargs)
 
     def _begin(self, tensors: Any) -> Backward:
@@ -280,6 +285,10 @@ class Observer:
             stepping = self._stepping_now.pop()
             if not self.paused:
                 self._settle(stepping)
+        number = self.number_of(optimizer)
+        if self.graphs and number >= 0:
+            parameters = self.training.slots[number].parameters
+            self._after_step[number] = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
     def _used(self, stepping: _Stepping, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -381,6 +390,17 @@ def _moved(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
         p.shape != was.shape or (not torch.equal(p.detach(), was) and not torch.equal(_plain(p), _plain(was)))
         for p, was in zip(parameters, before, strict=True)
     )
+
+
+def _share_left(begin: Sequence[Tensor], stepped: Sequence[Tensor], end: Sequence[Tensor]) -> float:
+    """Return how much of a step is left in the weights at the end: 1 if nothing else moves them."""
+    made = left = 0.0
+    for was, after, now in zip(begin, stepped, end, strict=True):
+        if was.shape == now.shape and was.is_floating_point():
+            step = (after - was).flatten().double()
+            made += float(step @ step)
+            left += float(step @ (now.detach() - was).flatten().double())
+    return left / made if made and math.isfinite(left / made) else 1.0
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -151,6 +151,7 @@ class Graph:
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
     older: tuple[Any, ...] = ()  # nodes at which graphs ended that were built before
     factor: float = 1.0  # by which the loss is multiplied at its end
+    softmax_twice: bool = False  # the log of a softmax is taken of a softmax
 
 
 @dataclass(eq=False)
@@ -249,7 +250,10 @@ class Update:
     reference_error: str = ""
     changed: list[bool] = field(default_factory=list)  # for each slot: did a weight change
     spoilt: list[bool] = field(default_factory=list)  # for each slot: is a weight not finite now
+    left: dict[int, float] = field(default_factory=dict)  # slot → share of its last step that stays
     left_open: bool = False  # autocast is still on
+    differentiated: int = 0  # runs of the autograd engine
+    second_order: bool = False  # one of them made a graph of its own
     returned: str = ""  # the kind of what the last call returned
     scalers_made: int = 0
     losses_outside: list[tuple[str, torch.dtype]] = field(

@@ -23,6 +23,8 @@ def check_passes(update: Update, training: Training) -> Iterator[Finding]:
         return
     if not any(p.requires_grad for slot in training.slots for p in slot.parameters):
         yield finding("frozen-optimizer", gradients_that_arrived=0)
+    elif update.differentiated and update.steps():
+        return  # by `torch.autograd.grad`: see `check_zeros`
     elif update.steps() or update.called("scaler.step") or update.called("scale"):
         yield finding("no-backward", backward_passes=0)
 
@@ -68,6 +70,55 @@ def check_precision(update: Update, second: Update | None, training: Training) -
             yield finding("no-autocast", cause, **evidence)
         else:
             yield finding("no-autocast", **evidence)
+
+
+def check_zeros(updates: Sequence[Update], training: Training) -> Iterator[Finding | str]:
+    """Look for optimizers that only ever step with gradients of 0: in fp16 they have underflowed."""
+    for number in range(len(training.optimizers)):
+        steps = [one for update in updates for one in update.steps(number)]
+        if not steps or not all(any(one.gradient.present) and one.gradient.empty for one in steps):
+            continue
+        came = [one.arrived[number] for u in updates for one in u.backwards if number in one.arrived]
+        by_grad = any(update.differentiated > len(update.backwards) for update in updates)
+        if any(not one.empty for one in came) or not (came or by_grad):
+            continue
+        regions = [one for update in updates for one in update.of(Region) if one.enabled]
+        if any(one.dtype == torch.float16 for one in regions) and not updates[0].called("scale"):
+            yield finding("fp16-without-scaler", gradients_that_are_exactly_0="100%")
+        else:
+            yield f"Every gradient that {_owner(training, number)} stepped with is 0."
+
+
+def _owner(training: Training, number: int) -> str:
+    return "the optimizer" if len(training.optimizers) == 1 else f"optimizer {number}"
+
+
+def check_weights(update: Update, training: Training) -> Iterator[Finding]:
+    """Look for weights that are inf or NaN after a step whose gradients are finite."""
+    for number, slot in enumerate(training.slots[:-1]):
+        steps = update.steps(number)
+        if not steps or not update.spoilt[number] or not all(one.gradient.finite for one in steps):
+            continue
+        if any(p.dtype == torch.float16 for p in slot.parameters):
+            cause = (
+                "the gradients are finite, and after one step weights are inf or NaN: the optimizer computes in fp16, where "
+                "Adam's eps of 1e-8 is 0 and the squares of small gradients are too"
+            )
+            yield finding("fp16-parameters", cause, optimizer=number)
+        else:
+            cause = "the gradients are finite, and after one step weights are inf or NaN"
+            yield finding("not-finite", cause, optimizer=number, learning_rate=steps[0].rate)
+
+
+def mixes_weights(updates: Sequence[Update], training: Training) -> bool:
+    """Return True if a step adds up gradients of one call that belong to different weights, as SAM's would uncleared."""
+    events = [event for update in updates[:1] for event in update.events]
+    for number in range(len(training.optimizers)):
+        for used in steps_of(events, number):
+            here = [one.moved for one in used.parts if one.call == used.step.call]
+            if len(set(here)) > 1:
+                return True
+    return False
 
 
 def in_fp16_unscaled(update: Update, training: Training) -> bool:

@@ -43,6 +43,8 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
         return _step_of_nothing(events, training, last, said)
     if "_scale is None" in message:
         passes = [event for event in events if isinstance(event, Backward) and event.arrived]
+        if not passes and last is not None and last.name == "unscale":
+            return finding("unscaled-before-backward", torch_says=said)
         return finding("loss-not-scaled" if passes else "no-backward", torch_says=said)
     if "does not require grad" in message and not any(
         p.requires_grad for slot in training.slots for p in slot.parameters

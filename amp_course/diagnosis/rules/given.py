@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from amp_course.diagnosis.findings import Finding, finding
 from amp_course.watching.calling import size_of
@@ -31,6 +32,61 @@ def check_given(training: Training, groups: Sequence[Any], accumulate: int) -> I
     spoilt = sum(int((~p.detach().isfinite()).sum()) for p in everything if p.is_floating_point())
     if spoilt:
         yield finding("weights-not-finite", numbers_that_are_inf_or_NaN=spoilt)
+
+
+def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str]:
+    """Say what is unusual of parameters and modes, and may be meant."""
+    names = {id(p): name for model in training.models for name, p in model.named_parameters()}
+    rest = len(training.optimizers)
+    slots = training.slots[:-1]
+    everything = [event for update in updates for event in update.backwards]
+
+    def reached(number: int) -> set[int]:
+        came = [one.arrived[number].present for one in everything if number in one.arrived]
+        used = [one.gradient.present for update in updates for one in update.steps(number)]
+        return {n for flags in [*came, *used] for n, flag in enumerate(flags) if flag}
+
+    masters = any(id(p) not in names for slot in slots for p in slot.parameters)
+    left = [training.slots[rest].parameters[n] for n in sorted(reached(rest))]
+    if left and not masters and not any(update.changed[rest] for update in updates):
+        yield f"{_listed(left, names)} of the model get gradients and are in no optimizer."
+    for number, slot in enumerate(slots):
+        found = reached(number)
+        wanted = [n for n, p in enumerate(slot.parameters) if p.requires_grad]
+        without = [slot.parameters[n] for n in wanted if n not in found]
+        if found and without:
+            count = f"{len(slot.parameters)} parameters"
+            yield f"{_listed(without, names)} of the optimizer's {count} never get a gradient."
+        stepped = [slot.parameters[n] for n in sorted(found) if id(slot.parameters[n]) not in names]
+        if stepped and names and any(id(p) in names for p in slot.parameters):
+            yield (
+                f"The optimizer also steps {len(stepped)} parameters of no model that was passed, and "
+                "they get gradients."
+            )
+    owners = [id(p) for slot in slots for p in {id(p): p for p in slot.parameters}.values()]
+    if len(owners) > len(set(owners)):
+        twice = len(owners) - len(set(owners))
+        yield f"{twice} parameters are in more than one optimizer: each of its steps moves them."
+    modes = updates[0].modes
+    drops = [m for m in modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", 1.0)]
+    if drops and not any(modes[m] for m in drops) and not any(modes.values()):
+        kinds = ", ".join(sorted({type(m).__name__ for m in drops}))
+        yield f"The model trains in evaluation mode, `eval()`, and has layers that differ in it ({kinds})."
+    for number, share in updates[0].left.items():
+        if share < 0.05 and updates[0].steps(number):
+            yield (
+                f"After the step the weights are overwritten: of the update {max(share, 0.0):.1%} is left at the "
+                "end of the call."
+            )
+
+
+_OF_A_MODE = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
+def _listed(parameters: Sequence[Tensor], names: Mapping[int, str]) -> str:
+    known = [names.get(id(p), "one without a name") for p in parameters]
+    shown = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    return f"{len(known)} parameter{'s'[: len(known) != 1]} ({shown})"
 
 
 def check_strangers(

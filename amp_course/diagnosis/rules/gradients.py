@@ -83,13 +83,61 @@ def check_scale(pair: Pair, number: int) -> Iterator[Finding]:
     elif 0 in powers and set(powers) <= {0, 1} and high.step.by_scaler and not (same and 1 not in powers):
         yield finding("loss-not-scaled", **evidence, backward_passes=len(powers), without_scale=powers.count(0))
     elif not same and powers and max(one or 0 for one in powers) == 2:
-        yield finding("scaled-twice", **evidence)
+        cause = (
+            "a part of the loss was computed from gradients of a scaled loss, which nobody divided by the scale first: it grows "
+            "with the scale, too"
+        )
+        twice = finding("scaled-twice", **evidence)
+        yield finding("depends-on-scale", cause, **evidence) if pair.high.second_order else twice
     elif not same and near(factor, ratio) and distance <= pair.tolerance:
         yield _with_scale(pair, high, number, evidence)
     elif (limit := _limit_while_scaled(pair, number)) is not None:
         yield finding("clipped-while-scaled", **evidence, norm_times_scale_at_the_step=limit)
     elif not same and (high.step.by_scaler or powers.count(1) == len(powers)):
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
+    else:
+        yield from _by_parameter(pair, number, ratio)
+
+
+_OF_A_PART = {  # powers of the scale in what arrives and in what is used → the fault
+    (1, -1): "clipped-while-scaled",
+    (1, 1): "still-scaled",
+    (0, -1): "loss-not-scaled",
+    (2, 1): "depends-on-scale",
+}
+
+
+def _by_parameter(pair: Pair, number: int, ratio: float) -> Iterator[Finding]:
+    """Look for parameters whose gradients depend on the scale, where larger ones hide it in the whole.
+
+    What underflows at the lower scale is missing in what arrives as well: the powers then do not fit.
+    """
+    found: dict[str, int] = {}
+    for one, other in (pair.large or (pair.high, pair.low), (pair.high, pair.low)):
+        high, low = first_use(one, number), first_use(other, number)
+        if high is None or low is None:
+            continue
+        came, went = arrived(high, number), arrived(low, number)
+        if came is None or went is None:
+            continue
+        for place in came.layout.slices:
+            power = _exponent(came.values[place], went.values[place], ratio)
+            used = _exponent(high.step.gradient.values[place], low.step.gradient.values[place], ratio)
+            if power is not None and used is not None and (power, used) in _OF_A_PART:
+                name = _OF_A_PART[power, used]
+                found[name] = found.get(name, 0) + 1
+        if found:
+            name = max(found, key=lambda key: found[key])
+            scales = f"{pair.scales[0]:g} and {pair.scales[1]:g}"
+            yield finding(name, parameters=found[name], loss_scales=scales)
+            return
+
+
+def _exponent(high: Tensor, low: Tensor, ratio: float) -> int | None:
+    """Return n if one gradient is ratio**n times the other, None for no such n from −1 to 2."""
+    factor, distance = along(high, low)
+    fits = (n for n in (-1, 0, 1, 2) if near(factor, ratio**n, 0.05))
+    return next(fits, None) if distance < 0.2 else None
 
 
 def carries_scale(pair: Pair, number: int) -> bool:
@@ -157,15 +205,16 @@ class Compared:
 
     gradient: unscaled, and not cut by a clip
     parts:    the gradient of each micro-batch: of the fp32 loss, or as it arrived if there is none
-    sizes:    examples of each
+    sizes:    examples of each, or what each counts in the loss of all of them together
     rounded:  the loss's under autocast: what rounding alone does; empty if it was not computed
     """
 
     gradient: Tensor
     parts: Sequence[Tensor]
-    sizes: Sequence[int]
+    sizes: Sequence[float]
     exact: bool
     rounded: Sequence[Tensor] = ()
+    counted: bool = False  # the sizes are what the loss itself counts
 
     def tolerance(self, least: float) -> float:
         """Return the distance from fp32 to allow: at least `least`, and thrice what rounding does, up to a quarter.
@@ -178,7 +227,7 @@ class Compared:
         return max(least, min(3 * distance, 0.25)) if math.isfinite(distance) else least
 
 
-def _weighed(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+def _weighed(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
     total = sum(sizes)
     return torch.stack([part * (n / total) for part, n in zip(parts, sizes, strict=True)]).sum(0)
 
@@ -212,15 +261,17 @@ def check_reference(one: Compared, tolerance: float) -> Iterator[Finding]:
         yield finding("sum-not-mean", factor=total, **shown)
     elif abs(total - 1) > close:
         yield finding("wrong-factor", factor=total, **(shown if k > 1 else {}))
-    elif k > 1 and len(set(one.sizes)) > 1 and _counts_alike(weights, one.sizes):
-        yield finding("mean-of-means", micro_batch_sizes=str(list(one.sizes)), **shown)
+    elif k > 1 and _counts_alike(weights, one.sizes):
+        whole = sum(one.sizes)
+        shares = ", ".join(f"{size / whole:.1%}" for size in one.sizes)
+        yield finding("mean-of-means", shares_of_the_examples=shares, **shown)
 
 
-def _counts_alike(weights: Sequence[float], sizes: Sequence[int]) -> bool:
+def _counts_alike(weights: Sequence[float], sizes: Sequence[float]) -> bool:
     """Tell whether weights are equal although sizes are not."""
     alike = max(abs(w - 1 / len(weights)) for w in weights)
     by_size = max(abs(w - n / sum(sizes)) for w, n in zip(weights, sizes, strict=True))
-    return alike < 0.02 and by_size > 3 * alike
+    return alike < 0.02 and by_size > max(3 * alike, 0.02)
 
 
 def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int]) -> Tensor:

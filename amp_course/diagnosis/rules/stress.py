@@ -146,6 +146,21 @@ def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) 
         yield from check_kept(poisoned, clean, number)
 
 
+def check_hidden(outcomes: Sequence[Update], number: int) -> Iterator[Finding]:
+    """Look whether inf in different parameters are gone before the scaler looks for them."""
+    for one in outcomes:
+        steps = one.steps(number)
+        lowered = any(now < was for now, was in zip(one.scales_after, one.scales, strict=True))
+        finite = all(step.by_scaler and step.gradient.finite for step in steps)
+        if one.error is not None or not steps or not finite or lowered:
+            return
+    cause = (
+        "inf and NaN are replaced in the gradients before the scaler looks for them: no step is skipped, and the scale never "
+        "falls, however often it overflows"
+    )
+    yield finding("overflow-not-skipped", cause, optimizer=number, steps_with_an_inf=len(outcomes))
+
+
 def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
     """Look whether the schedulers wait in an update that every optimizer skips."""
     for number in range(len(training.schedulers)):
