@@ -352,7 +352,7 @@ class Observer:
             for one in outer.noted if self.number_of(outer.optimizer) == number >= 0 else ():
                 if one in self.update.events:
                     self.update.events.remove(one)
-                    step.given = one.given
+                    step.given, step.line = one.given, one.line
             outer.noted = [one for one in outer.noted if one in self.update.events]
         noted = self._merge(step)
         if self._stepping_now and self._stepping_now[-1].optimizer is optimizer:

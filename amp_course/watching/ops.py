@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -113,12 +113,18 @@ class Watch(TorchDispatchMode):
         self._stack.close()
         self.look_at_weights()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled meanwhile, and to keep the compiler off each op would take as long as many an op."""
+        return False
+
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Do something in between that is not part of the training, and is not watched."""
+    def aside(self, *, foreign: bool = False) -> Iterator[None]:
+        """Do something in between that is not part of the training, and is not watched. foreign: it is the script's code."""
         self._aside += 1
         try:
-            yield
+            with nullcontext() if foreign else torch._C._DisableTorchDispatch():  # ops are not even passed through here
+                yield
         finally:
             self._aside -= 1
 
@@ -208,10 +214,12 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "prim" or func.is_view or self._aside or self._elsewhere() or taps.stands_aside():
+        kwargs, op = kwargs or {}, _op(func)
+        if self._aside or op.passed or self._elsewhere() or taps.stands_aside():
             return func(*args, **kwargs)
-        op = _op(func)
+        return self._run(func, op, args, kwargs)
+
+    def _run(self, func: Any, op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op.unset:
             result = func(*args, **kwargs)
             for tensor in tensors_in(result):
@@ -387,6 +395,7 @@ class _Op:
         out = any(argument.is_out for argument in schema.arguments)
         self.overwrites = out or self.name in _OVERWRITE
         self.unset = self.name in _UNSET
+        self.passed = func.namespace == "prim" or func.is_view
         self.written = [
             (number, argument.name)
             for number, argument in enumerate(schema.arguments)

@@ -111,7 +111,7 @@ class Calls:
     def next_batch(self, original: Original, iterator: Any) -> Any:
         """Take its time; a batch is no part of the training."""
         began = time.perf_counter()
-        with self._watch.aside():
+        with self._watch.aside(foreign=True):
             try:
                 return original(iterator)
             finally:

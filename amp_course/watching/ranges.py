@@ -147,7 +147,8 @@ class RangeWatch:
         return result
 
     def _read(self, path: str, kind: Kind, tensor: Tensor, number: int | None = None) -> None:
-        if not tensor.is_floating_point() or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # by vmap: it has no values to read
+        if mapped or not tensor.is_floating_point() or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
             return
         with self.aside():
             reading = read_range(tensor, self.dtype, number or self.passes, path, kind)

@@ -35,6 +35,8 @@ class Layout:
 
     def flat(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Lay tensors out, one for each parameter; None gives zeros."""
+        if self.stride == 1 and all(map(_is_plain, tensors)) and len({t.device for t in tensors if t is not None}) == 1:
+            return torch.cat([t.detach().reshape(-1) for t in tensors if t is not None])
         device = self.parameters[0].device if self.parameters else "cpu"
         flat = torch.zeros(self.size, device=device if device != torch.device("meta") else "cpu")
         for tensor, place in zip(tensors, self.slices, strict=True):
@@ -52,6 +54,10 @@ class Layout:
     def now(self) -> Gradient:
         """Record the current gradients."""
         return self.gradient([p.grad for p in self.parameters])
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype == torch.float32 and tensor.layout == torch.strided
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -72,12 +78,12 @@ class Gradient:
     present: tuple[bool, ...]
     _norms: Tensor | None = None  # of a sampled one
 
-    @property
+    @cached_property
     def empty(self) -> bool:
         """No gradient at all, or zeros only."""
         return not any(self.present) or not bool(self.norms.any())
 
-    @property
+    @cached_property
     def finite(self) -> bool:
         """Is every number finite?"""
         return bool(self.values.isfinite().all()) and bool(self.norms.isfinite().all())
@@ -92,7 +98,7 @@ class Gradient:
             return torch.zeros(0)
         return torch.stack(torch._foreach_norm(parts)).cpu() * math.sqrt(self.layout.stride)  # of a sample: about
 
-    @property
+    @cached_property
     def norm(self) -> float:
         """The norm over all parameters."""
         return self.norms.double().norm().item()

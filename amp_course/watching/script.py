@@ -21,6 +21,7 @@ from amp_course.watching.births import Line
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Backward, Call, Event, Meddling, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
+from amp_course.watching.values import all_finite
 
 _PATIENCE = 8  # steps of one optimizer without one of another, which then counts as idle
 
@@ -170,7 +171,7 @@ class ScriptObserver(Observer):
                 now = [p.detach() for p in slot.parameters]
                 pairs = list(zip(now, was, strict=True))
                 update.changed.append(any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs))
-                update.spoilt.append(not all(bool(a.isfinite().all()) for a in now))
+                update.spoilt.append(not all_finite(now))
             self.script.summaries.append(self._summary(update))
             self.script.recent = [*self.script.recent, update][-2:]
             self._start = [[p.detach().clone() for p in slot.parameters] for slot in training.slots]

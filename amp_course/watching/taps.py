@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
 }
 SCALER_METHODS = {"scale": "scale", "unscale": "unscale_", "scaler_step": "step", "update": "update"}
 SCHEDULER_METHODS = {"schedule": "step"}
-_TRACING = ("script", "trace", "trace_module")
+_TRACING = {"script": torch.jit, "trace": torch.jit, "trace_module": torch.jit, "export": torch.export}
 HOOKS: dict[str, Callable[[Any], Any]] = {
     "module_begins": register_module_forward_pre_hook,  # (module, args)
     "module_ends": functools.partial(register_module_forward_hook, always_call=True),  # (module, args, output)
@@ -63,7 +63,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 _listeners: dict[str, list[Callable[..., Any]]] = {}
 _patches: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}  # (id of owner, name) → owner, name, original, patch
 _tapped: dict[tuple[str, Any], Any] = {}  # one patch for a function that is found in two places
-_handles: dict[int, Any] = {}  # id of a listener's hook → torch's handle
+_hooks: list[list[Any]] = []  # point, hook, torch's handle
 _classes: dict[type, Mapping[str, str]] = {}  # met: scalers and schedulers
 
 
@@ -76,23 +76,24 @@ def listening(listener: Any, scalers: Iterable[Any] = (), schedulers: Iterable[A
     get = listener.get if isinstance(listener, Mapping) else functools.partial(_attribute, listener)
     points = [*FUNCTIONS, *SCALER_METHODS, *SCHEDULER_METHODS]
     called = [(point, function) for point in points if (function := get(point)) is not None]
-    hooks = [(hook, function) for hook in HOOKS if (function := get(hook)) is not None]
+    hooks: list[list[Any]] = [[hook, _guarded(function), None] for hook in HOOKS if (function := get(hook)) is not None]
     for kind in (torch.amp.GradScaler, *map(type, scalers)):
         _meet(kind, SCALER_METHODS)
     for kind in (*_subclasses(LRScheduler), *map(type, schedulers)):
         _meet(kind, SCHEDULER_METHODS)
     for point, function in called:
         _listeners.setdefault(point, []).append(function)
-    handles = [HOOKS[hook](_guarded(function)) for hook, function in hooks]
+    _hooks.extend(hooks)
     _install()
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for one in hooks:
+            one[2].remove()
+            _hooks.remove(one)
         for point, function in called:
             _listeners[point].remove(function)
-        if not any(_listeners.values()):
+        if not _hooks and not any(_listeners.values()):
             _put_back()
 
 
@@ -156,8 +157,10 @@ def _install() -> None:
         for point, name in methods.items():
             if _listeners.get(point) and name in vars(kind):
                 _patch(point, kind, name)
-    for name in _TRACING:
-        _patch(name, torch.jit, name)
+    for name, owner in _TRACING.items():
+        _patch(name, owner, name)
+    for one in _hooks:
+        one[2] = one[2] or HOOKS[one[0]](one[1])
 
 
 def _patch(point: str, owner: Any, name: str) -> None:
@@ -176,13 +179,16 @@ def _put_back() -> None:
     for owner, name, original, patch in _patches.values():
         if vars(owner).get(name) is patch:  # else somebody else has patched it since, and calls ours
             setattr(owner, name, original)
+    for one in _hooks:
+        one[2].remove()
+        one[2] = None
     _patches.clear()
     _tapped.clear()
     _classes.clear()
 
 
 def _tracing(original: Any) -> Any:
-    """Put all back meanwhile: torch.jit reads the source of what it meets, knows torch's own functions only, and no mode."""
+    """Put all back meanwhile: these read the source of what they meet, and know torch's own functions only."""
 
     @functools.wraps(original)
     def trace(*args: Any, **kwargs: Any) -> Any:

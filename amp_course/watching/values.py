@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INF, MINUS_INF, NAN = "inf", "-inf", "NaN"
 
 
@@ -17,12 +19,14 @@ INF, MINUS_INF, NAN = "inf", "-inf", "NaN"
 class Values:
     """What a tensor holds.
 
-    dtype:   "float16"
-    shape:   of the tensor
-    largest: the largest magnitude among the finite elements; NaN if there is none
-    holds:   what is not finite: of INF, MINUS_INF, NAN, those that occur
-    share:   of the elements that are not finite
-    least:   the smallest magnitude among the finite elements; NaN if there is none
+        dtype:   "float16"
+        shape:   of the tensor
+        largest: the largest magnitude among the finite elements; NaN if there is none
+        holds:   what is not finite: of _PLAIN = (Tensor, torch.nn.Parameter)
+    _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    INF, MINUS_INF, NAN, those that occur
+        share:   of the elements that are not finite
+        least:   the smallest magnitude among the finite elements; NaN if there is none
     """
 
     dtype: str
@@ -67,6 +71,14 @@ def is_finite(tensor: Tensor) -> bool:
     return found is None or (math.isfinite(found[0]) and math.isfinite(found[1]))
 
 
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return True if all elements of some tensors are finite."""
+    strided = tensors and all(one.layout is torch.strided and one.is_floating_point() for one in tensors)
+    if strided and math.isfinite(sum(one.item() for one in torch._foreach_norm(list(tensors)))):
+        return True
+    return all(bool(one.isfinite().all()) for one in tensors)  # the squares of finite numbers may overflow
+
+
 def look_at(tensor: Tensor) -> Values:
     """Return everything about a tensor's values; slower than `extremes`."""
     name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
@@ -98,7 +110,12 @@ def infinite_constants(values: Iterable[Any]) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor | None:
     """Return a tensor's values as real floats that any kernel can compare, or None."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if type(tensor) in _PLAIN and tensor.dtype in _FLOATS and tensor.layout is torch.strided and not wrapped:
+        return None if tensor.is_meta else tensor.detach()
     local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor: this rank's part
+    while isinstance(local, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(local):
+        local = torch._C._functorch.get_unwrapped(local)  # vmap's cannot be read
     if not isinstance(local, Tensor) or not (local.is_floating_point() or local.is_complex()):
         return None
     if local.is_meta or hasattr(local, "fake_mode") or local.is_quantized:

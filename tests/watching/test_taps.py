@@ -1,0 +1,222 @@
+"""Nothing of ours hangs on an object of the script's: what works on a model works while it is watched, and torch is put back."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import kl_div, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from amp_course.watching import taps
+from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.observer import Observer
+from amp_course.watching.ranges import watch_ranges
+from amp_course.watching.records import Step, Training
+from amp_course.watching.twins import Twins
+
+
+class Parts:
+    """A model of 4 inputs and 2 outputs with all that trains it."""
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.x = torch.randn(3, 4)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = mse_loss(self.model(self.x).float(), torch.zeros(3, 2))
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+
+    def observer(self) -> Observer:
+        parts = [self.optimizer], [self.scaler], [self.scheduler]
+        return Observer(Training(lambda: None, [self.model], *parts), graphs=True)
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Parts]:
+    """Parts in the middle of a training that everything watches."""
+    parts, watch = Parts(), DoctorsWatch()
+    with parts.observer(), watch_ranges(parts.model, every=1), Twins(watch.aside).hooks(), watch:
+        parts.step()
+        yield parts
+        parts.step()
+
+
+def scripted(parts: Parts) -> None:
+    class Head(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean")
+
+    torch.jit.script(Head())(parts.x)
+    torch.jit.script(parts.model)(parts.x)
+
+
+def exported(parts: Parts) -> None:
+    for strict in (False, True):
+        torch.export.export(parts.model, (parts.x,), strict=strict).module()(parts.x)
+
+
+def saved(parts: Parts) -> None:
+    for one in (parts.model, parts.optimizer, parts.scheduler, parts.scaler):
+        file = io.BytesIO()
+        torch.save(one, file)
+        file.seek(0)
+        assert type(torch.load(file, weights_only=False)) is type(one)
+
+
+def loaded(parts: Parts) -> None:
+    rows = [x for (x,) in DataLoader(TensorDataset(parts.x), batch_size=2, num_workers=1)]
+    assert torch.equal(torch.cat(rows), parts.x)
+
+
+def mapped(parts: Parts) -> None:
+    weights = dict(parts.model.named_parameters())
+    torch.func.vmap(lambda x: torch.func.functional_call(parts.model, weights, (x,)))(parts.x)
+    torch.func.grad(lambda w: torch.func.functional_call(parts.model, w, (parts.x,)).sum())(weights)
+
+
+def spawned(parts: Parts) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=run_apart, args=(parts.model, parts.x))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def run_apart(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+
+
+USES: dict[str, Callable[[Parts], object]] = {
+    "deepcopy": lambda parts: [copy.deepcopy(one) for one in vars(parts).values()],
+    "pickle": lambda parts: [pickle.loads(pickle.dumps(one)) for one in (parts.model, parts.optimizer, parts.scheduler)],
+    "save": saved, "script": scripted, "trace": lambda parts: torch.jit.trace(parts.model, parts.x), "export": exported,
+    "fx": lambda parts: torch.fx.symbolic_trace(parts.model)(parts.x), "workers": loaded, "vmap": mapped, "spawn": spawned,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_done_with_a_watched_model_goes_on(use: str, watched: Parts) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        USES[use](watched)
+
+
+def test_all_is_put_back_and_nothing_is_left_on_an_object() -> None:
+    owners = [torch.autograd, torch.autocast, torch.amp.GradScaler, sys.modules["torch.optim.sgd"], nn.utils, torch.jit,
+              torch.optim.lr_scheduler.LRScheduler, torch.nn.modules.module]  # fmt: skip
+    before = [dict(vars(one)) for one in owners]
+    parts = Parts()
+    parts.step()
+    objects = [*parts.model.modules(), *parts.model.parameters(), parts.optimizer, parts.scheduler, parts.scaler]
+    names = [set(vars(one)) if hasattr(one, "__dict__") else set() for one in objects]
+    with parts.observer(), watch_ranges(parts.model, every=1), DoctorsWatch():
+        hooks = [one._forward_hooks or one._forward_pre_hooks for one in parts.model.modules()]
+        assert not any(hooks) and "step" not in vars(parts.scheduler)
+        assert not any(p._post_accumulate_grad_hooks or p._backward_hooks for p in parts.model.parameters())
+        parts.step()
+        assert [set(vars(one)) for one in objects] == names
+    assert [dict(vars(one)) for one in owners] == before
+
+
+class Clipping(torch.optim.SGD):
+    """Halves what it is given, in its own step."""
+
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        return super().step(closure)
+
+
+class Loop(torch.optim.Optimizer):
+    """Halves and moves by a loop of its own."""
+
+    def __init__(self, params, lr):  # type: ignore[no-untyped-def]
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.mul_(0.5), alpha=group["lr"])
+
+
+class Scratch(Loop):
+    """Uses `.grad` to compute in."""
+
+    @torch.no_grad()
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.mul_(group["lr"]).add_(p, alpha=0.1))
+
+
+def observed(
+    optimizer: type[torch.optim.Optimizer], hook: Callable[..., None] | None = None
+) -> tuple[Step, torch.Tensor]:
+    """Return the record of a step, and what lay in `.grad` before it."""
+    parts = Parts(optimizer)
+    if hook is not None:
+        parts.optimizer.register_step_pre_hook(hook)
+    with parts.observer() as observer:
+        parts.model(parts.x).square().sum().backward()
+        given = torch.cat([p.grad.flatten() for p in parts.model.parameters() if p.grad is not None])
+        parts.optimizer.step()
+    return observer.update.steps(0)[0], given
+
+
+def halve(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize(("optimizer", "hook", "factor", "certain"), [
+    (torch.optim.SGD, None, 1.0, True), (torch.optim.Adam, halve, 0.5, True), (Clipping, None, 0.5, True),
+    (Loop, None, 0.5, False), (Loop, halve, 0.25, False), (Scratch, None, 1.0, False),
+])  # fmt: skip
+def test_a_step_has_the_gradients_that_moved_the_weights(
+    optimizer: type[torch.optim.Optimizer], hook: Callable[..., None] | None, factor: float, certain: bool
+) -> None:
+    step, given = observed(optimizer, hook)
+    assert torch.equal(step.given.values, given) and torch.allclose(step.gradient.values, factor * given)
+    assert step.certain is certain and step.line is not None and step.line.source == "parts.optimizer.step()"
+
+
+def test_a_step_that_clears_first_uses_nothing() -> None:
+    step, given = observed(torch.optim.SGD, lambda optimizer, *_: optimizer.zero_grad())
+    assert step.gradient.empty and torch.equal(step.given.values, given)
+
+
+def test_listeners_are_called_in_order_and_one_may_join_on_the_way() -> None:
+    called: list[str] = []
+
+    def first(original, *args, **kwargs):  # type: ignore[no-untyped-def]
+        called.append("first")
+        with taps.listening({"backward": later}):
+            return original(*args, **kwargs)
+
+    def later(original, *args, **kwargs):  # type: ignore[no-untyped-def]
+        called.append("later")
+        return original(*args, **kwargs)
+
+    with taps.listening({"backward": first}):
+        torch.ones(1, requires_grad=True).sum().backward()
+    assert called == ["first", "later"]
