@@ -1,5 +1,6 @@
 """The map of the course, and where its folders are."""
 
+import itertools
 import json
 import re
 import sys
@@ -58,16 +59,24 @@ def test_the_minutes_of_a_chapter_are_what_reading_it_takes(chapter: course.Chap
     assert re.findall(r"takes about (\d+) minutes", cells[0]) == [str(chapter.minutes)]
 
 
+def last_words(folder: str, chapter: course.Chapter) -> str:
+    cells = json.loads((ROOT / folder / f"{chapter.stem}.ipynb").read_text("utf-8"))["cells"]
+    return " ".join("".join(cells[-1]["source"]).split())
+
+
 def test_what_a_chapter_says_of_its_exercises_is_the_sum_of_their_cards() -> None:
-    found = 0
-    for chapter in course.CHAPTERS:
-        cells = json.loads((ROOT / "notebooks" / f"{chapter.stem}.ipynb").read_text("utf-8"))["cells"]
-        text = " ".join("".join("".join(cell["source"]) for cell in cells).split())
-        for count, unit in re.findall(r"your own copy[^)]*about (an|\d+) (hour|minutes)\)", text):
-            minutes = 60 if unit == "hour" else int(count)
-            assert minutes == pytest.approx(chapter.exercise_minutes(), rel=0.15), chapter
-            found += 1
-    assert found >= 7
+    for chapter in course.CHAPTERS[1:]:
+        said = r"your own copy[^)]*about (an|\d+) (hour|minutes)\)"
+        ((count, unit),) = re.findall(said, last_words("notebooks", chapter))
+        minutes = 60 if unit == "hour" else int(count)
+        assert minutes == pytest.approx(chapter.exercise_minutes(), rel=0.15), chapter
+
+
+def test_a_chapter_leads_to_its_exercises_and_both_to_the_next_chapter() -> None:
+    for chapter, following in itertools.pairwise(course.CHAPTERS[1:]):
+        end = last_words("notebooks", chapter)
+        assert f"(../my_work/{chapter.stem}.ipynb)" in end and f"({following.stem}.ipynb)" in end
+        assert f"(../notebooks/{following.stem}.ipynb)" in last_words("exercises", chapter)
 
 
 def test_the_whole_is_the_sum() -> None:

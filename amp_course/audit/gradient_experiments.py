@@ -176,11 +176,7 @@ def _clipped_while_scaled_by_hand(state: State, large: Update) -> Finding | None
                 "the gradients were clipped before they were divided by the loss scale: their norm comes out that much too "
                 "small"
             )
-            return replace(
-                finding("clipped-while-scaled", cause, **evidence),
-                cure="Divide by the loss scale before you clip",
-                code="",
-            )
+            return finding("clipped-while-scaled", cause, variant="by-hand", **evidence)
     return None
 
 

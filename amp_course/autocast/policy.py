@@ -106,7 +106,8 @@ class Policy:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br><small>{len(ops)} ops</small></th>"
+            f"<tr><th style='text-align:left;vertical-align:top'>{verdict}<br>"
+            f"<small>{len(ops)} {'op' if len(ops) == 1 else 'ops'}</small></th>"
             f"<td style='text-align:left'><em>{meaning.format(lower=dtype_name(self.dtype))}</em><br>"
             f"{' '.join(f'<code>{html.escape(op)}</code>' for op in ops)}</td></tr>"
             for verdict, meaning in VERDICTS.items()

@@ -5,9 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from amp_course.kit.markup import inline_html
+
+if TYPE_CHECKING:
+    from amp_course.diagnosis.catalogue import finding as finding
+    from amp_course.diagnosis.catalogue import ordered as ordered
+    from amp_course.diagnosis.report import Report as Audit  # noqa: F401
 
 Evidence = dict[str, float | int | str]
 Grade = Literal["fault", "advice", "observation"]

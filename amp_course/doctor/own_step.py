@@ -14,20 +14,17 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import several
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.faults import in_order
+from amp_course.diagnosis.catalogue import in_order
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.nonfinite import Nonfinite
-from amp_course.diagnosis.report import Report, listed
-from amp_course.diagnosis.rules import errors
-from amp_course.diagnosis.rules.training import advise_speed, check_lost
-from amp_course.diagnosis.rules.values import check_values
-from amp_course.doctor.speed import machine_facts, time_facts
+from amp_course.diagnosis.report import Report
+from amp_course.diagnosis.rules.updates import ADVISED
+from amp_course.doctor.examiner import Examiner
+from amp_course.doctor.reasons import facts
+from amp_course.doctor.speed import time_facts
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
-from amp_course.watching.counting import DoctorsWatch
-from amp_course.watching.ranges import watch_ranges
-from amp_course.watching.twins import Twins
 
 STEPS, TIMING = 12, 3.0
+_OF_AN_EXCEPTION = {"tf32-settings-mixed", "anomaly-mode-meets-scaler", "script-raises"}
 
 
 def doctor(
@@ -49,7 +46,7 @@ def doctor(
 
     model, optimizer, scaler, scheduler, loss, accumulate, max_norm: as `amp_course.audit.audit` takes them
     batches: tuples, dicts or single objects; used again if there are fewer than `steps`
-    steps:   how often the step is called while its values are watched; the audit calls it some dozen times more
+    steps:   how often the step is called while it is watched; the audit calls it some dozen times more
     seconds: that one call may take
     timing:  seconds in which the step is timed, by `amp_course.speed.explain`; 0 leaves that out
 
@@ -71,134 +68,78 @@ def doctor(
         return Report(problem=f"{error}.")
     if not read:
         return Report(problem="`batches` is empty: pass at least one batch.")
-    values = _Values(train_step, read, several(model), several(optimizer), several(scaler), steps)
-    values.run()
+    given = [*several(model), *several(optimizer), *several(scaler), *several(scheduler)]
+    with _put_back(train_step, given):
+        seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)
     judged = audit(
         train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler, scheduler=scheduler, loss=loss,
         accumulate=accumulate, max_norm=max_norm, seconds=seconds,
     )  # fmt: skip
-    times, advice = values.time(seconds=timing) if timing > 0 and values.error is None else ([], [])
-    return _together(values, judged, times, advice)
+    times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
+    if timing > 0 and raised is None:
+        with _put_back(train_step, given):
+            times = time_facts(train_step, read, timing)
+    return _together(seen, raised, judged, *times)
 
 
-class _Values:
-    """The first part: some steps under a watch, for values, matmuls, reads and updates that are lost."""
-
-    def __init__(
-        self, step: Callable[..., Any], batches: Sequence[Any], models: Sequence[Any], optimizers: Sequence[Any],
-        scalers: Sequence[Any], steps: int,
-    ) -> None:  # fmt: skip
-        self.step, self.batches, self.steps = step, batches, steps
-        self.models, self.optimizers, self.scalers = models, optimizers, scalers
-        self.device = next((p.device for one in self.models for p in one.parameters()), torch.device("cpu"))
-        self.watch = DoctorsWatch()
-        self.twins = Twins(self.watch.aside)
-        self.error: BaseException | None = None
-        self.losses: list[float] = []
-        self.scales: list[float] = []
-        self.ran = self.skipped = 0
-
-    def run(self) -> None:
-        """Run the steps, and put everything back."""
-        model = next(one for one in self.models if isinstance(one, nn.Module))
-        with sandbox(), self._put_back():
-            self.ranges = watch_ranges(model, torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
-            with self.ranges, self.twins.hooks(), self.watch:
-                self.watch.counting = True
-                for number, batch in enumerate(itertools.islice(itertools.cycle(self.batches), self.steps), 1):
-                    self.watch.step = number
-                    self._call(batch)
-                    self.watch.look_at_weights()
-                    if self.error is not None:
-                        break
-            self.lost = list(check_lost(self.twins.lost()))
-
-    def time(self, seconds: float) -> tuple[list[tuple[str, str]], list[Finding]]:
-        """Time the step, and put everything back: return facts and advice."""
-        with sandbox(), self._put_back():
-            return time_facts(self.step, self.batches, seconds)
-
-    @contextlib.contextmanager
-    def _put_back(self) -> Iterator[None]:
-        models = [one for one in self.models if isinstance(one, nn.Module)]
-        snapshot = Snapshot([*models, *self.optimizers, *self.scalers], {"the step": self.step})
+@contextlib.contextmanager
+def _put_back(step: Callable[..., Any], given: Sequence[Any]) -> Iterator[None]:
+    with sandbox():
+        snapshot = Snapshot(given, {"the step": step})
         try:
             yield
         finally:
             snapshot.restore()
 
-    def _scales(self) -> list[float]:
-        with self.watch.aside():
-            return [one.get_scale() for one in self.scalers if one.is_enabled()]
 
-    def _call(self, batch: Any) -> None:
-        before = self._scales()
-        try:
-            args, kwargs = arguments_for(self.step, cloned(batch))
-            returned = self.step(*args, **kwargs)
-        except (Exception, SystemExit) as error:
-            self.error = error
-            return
-        self.ran += 1
-        if isinstance(returned, (int, float)):
-            self.losses.append(float(returned))
-        elif isinstance(returned, torch.Tensor) and returned.numel() == 1:
-            with self.watch.aside():
-                self.losses.append(float(returned.detach()))
-        now = self._scales()
-        self.scales += now[:1]
-        self.skipped += any(a < b for a, b in zip(now, before, strict=True))
+def _watched(
+    step: Callable[..., Any], batches: Iterable[Any], given: Sequence[Any]
+) -> tuple[dict[str, Any], Exception | SystemExit | None]:
+    """Call the step for these batches under the watchers of a script; return what they saw, and what it raised."""
+    examiner, error = Examiner(), None
+    seen = examiner.seen
+    seen.made.optimizers += [one for one in given if isinstance(one, torch.optim.Optimizer)]
+    seen.made.scalers += [one for one in given if isinstance(one, torch.amp.GradScaler)]
+    seen.made.schedulers += [one for one in given if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+    try:
+        with seen.watch:
+            for batch in batches:
+                args, kwargs = arguments_for(step, cloned(batch))
+                step(*args, **kwargs)
+    except (Exception, SystemExit) as raised:
+        error = raised
+    seen.end()
+    examiner.close(error)
+    return examiner.result(error) | {"ended": "error" if error else "steps", "asked": 0}, error
 
 
-def _together(values: _Values, judged: Report, times: list[tuple[str, str]], saving: list[Finding]) -> Report:
-    watch = values.watch
-    found: list[Finding] = list(judged.findings)
-    seen = Nonfinite(
-        tuple(watch.births), tuple(watch.arrived), tuple(watch.given), values.ran, values.error, watch.compiled()
-    )
-    observed = list(judged.observations)
-    taken_anyway = "overflow-not-skipped" in judged.names
-    faults, told = check_values(seen, values.losses, values.ran, values.skipped, taken=taken_anyway)
-    found += faults
-    observed += told
-    found += values.lost
-    if values.error is not None and not isinstance(values.error, BatchError):
-        named = list(errors.name_error(values.error, [], None, values.scalers, watch.births))
-        found += named
-        if any(one.name in ("tf32-settings-mixed", "anomaly-mode-meets-scaler") for one in named):
-            found = [one for one in found if one.name != "step-raises"]
-    if any(one.name in ("beyond-fp16", "masked-row", "log-of-zero", "division-by-zero", "infinite-derivative", "diverges",
-                        "nan-in-data", "weights-not-finite") for one in found):  # fmt: skip
+def _together(
+    seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, times: list[tuple[str, str]],
+    saving: list[Finding],
+) -> Report:  # fmt: skip
+    watched = [one for one in seen["findings"] if one.name not in ADVISED]
+    if isinstance(error, BatchError):
+        watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
+    found = [*judged.findings, *judged.consequences, *watched]
+    names = {one.name for one in found}
+    if names & _OF_AN_EXCEPTION:  # says more
+        found = [one for one in found if one.name != ("script-raises" if "step-raises" in names else "step-raises")]
+    if any(one.behaviour == "values" and one.name != "not-finite" for one in watched):
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
-    watched = list(advise_speed(watch, values.ranges, values.ran))
+    names = {one.name for one in found}
+    advice = [*seen["advice"], *(one for one in seen["findings"] if one.name in ADVISED), *saving]
     problem = ""
     if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
     return Report(
         in_order(found),
-        ("values", "weights", *judged.checked) if values.ran else judged.checked,
+        ("values", "weights", *judged.checked) if seen["updates"] else judged.checked,
         judged.not_checked,
-        tuple(observed),
+        tuple(dict.fromkeys([*judged.observations, *seen["observed"]])),
         judged.not_put_back,
-        advice=in_order([*watched, *saving]),
-        facts=(*_facts(values, judged), *times),
+        advice=tuple(one for one in in_order(advice) if one.name not in names),
+        facts=(*facts([seen]), *times),
         problem=problem,
-        device=values.device.type,
+        device=seen["device"].partition(":")[0],
     )
-
-
-def _facts(values: _Values, judged: Report) -> Iterator[tuple[str, str]]:
-    yield (
-        "steps watched",
-        f"{values.ran}{f', {values.skipped} of them skipped by the scaler' if values.skipped else ''}",
-    )
-    total = sum(values.watch.matmuls.values())
-    if total:
-        shares = sorted(values.watch.matmuls.items())
-        yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in shares)
-    if values.scales:
-        yield "loss scale", f"{values.scales[0]:,g} → {values.scales[-1]:,g}"
-    if len(values.losses) > 1:
-        yield "loss", f"{values.losses[0]:.4g} → {values.losses[-1]:.4g}"
-    yield from machine_facts(values.device, values.watch.matmuls)

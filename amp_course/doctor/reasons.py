@@ -42,7 +42,9 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
             f"A signal ended it ({signal.Signals(-code).name}), and what had been seen is lost: was it out of memory?"
         )
     if not results:
-        return f"It ended with exit code {code}, and what had been seen is lost: did a child of it crash, or a launcher?"
+        return (
+            f"It ended with exit code {code}, and what had been seen is lost: did a child of it crash, or a launcher?"
+        )
     if ended == "exit" and code:
         return f"It ended on its own with exit code {code}, before it trained."
     return _untrained(main)

@@ -158,7 +158,7 @@ def new_figure(
     for axis in figure.axes:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-        axis.tick_params(labelsize=8, colors=INK)
+        axis.tick_params(which="both", labelsize=8, colors=INK)
         axis.title.set_fontsize(10)
     return figure, axes
 
@@ -171,7 +171,7 @@ def merged_row(axes: Any) -> Any:
     merged = figure.add_subplot(grid[1, :])
     for side in ("top", "right"):
         merged.spines[side].set_visible(False)
-    merged.tick_params(labelsize=8, colors=INK)
+    merged.tick_params(which="both", labelsize=8, colors=INK)
     return merged
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
@@ -40,6 +41,8 @@ def step_times_figure(records: Sequence[RunRecord]) -> Figure:
         median = f"{seconds_text(timing.median)}, {record.recipe.label}"
         axis.text(len(steps) + 0.5, timing.median * 1e3, median, color=colour, fontsize=8, va="center")
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(LogFormatter())  # 4 and 10, not 4 × 10⁰ and 10¹
+    axis.yaxis.set_minor_formatter(LogFormatter())
     axis.set_xlim(-1, 1.18 * max(len(record.step_seconds) for record in records))
     axis.set_xlabel("step (hollow: warm-up, not measured)", fontsize=8)
     axis.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(records))

@@ -39,7 +39,7 @@ class Leaf:
     recipe, options: what `amp_course.recipes.find` takes
     advice:   what to do, a line
     why:      the reason, a sentence
-    notebook, section: where the course shows it, "02_underflow" and "8. Cures"
+    notebook, section: where the course shows it, "02_underflow" and "8. Remedies"
     """
 
     hardware: str
@@ -172,7 +172,7 @@ LEAVES = (
         "pure bf16, rounded at random",
         "8 bytes a parameter instead of 16; without rounding at random updates below half an ulp vanish.",
         "02_underflow",
-        "8. Cures",
+        "8. Remedies",
     ),
     Leaf(
         "bf16_gpu",

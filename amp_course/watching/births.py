@@ -5,10 +5,16 @@ from __future__ import annotations
 import linecache
 import os
 from dataclasses import dataclass, field
-from types import CodeType
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Literal
 
+import torch
+
 from amp_course.watching.values import MINUS_INF, NAN, Values
+
+_FOLDERS = ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
+_OURS = (torch.__path__[0], *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS))
 
 Phase = Literal["forward", "backward", "recomputation", "optimizer"]
 # Where a value that is not finite does harm.
@@ -41,6 +47,15 @@ class Line:
     def __str__(self) -> str:
         """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """
         return f"{self.place}, `{self.source}`" if self.source else self.place
+
+
+def caller(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """Return the innermost line outside torch and this package's tools."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 @dataclass(frozen=True)

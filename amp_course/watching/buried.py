@@ -22,17 +22,22 @@ _MODULES = 3  # that are computed again
 
 
 class Buried:
-    """Modules in which fp16 overflowed and nothing came of it, and how far their results are from those in fp32."""
+    """Modules in which fp16 overflowed and nothing came of it, and how far their results are from those in fp32.
 
-    def __init__(self) -> None:
+    births: the overflows, by the path of a module
+    errors: by the path of a module, how far its result is from fp32's, in norms of that
+    """
+
+    def __init__(self, watch: Watch) -> None:
         self.births: dict[str, Birth] = {}
-        self._looked_at = 0
-        self.errors: dict[str, float] = {}  # path of a module → how far its result is from fp32's, in norms of that
+        self.errors: dict[str, float] = {}
+        self._watch, self._looked_at = watch, 0
+        self._waiting: dict[nn.Module, str] = {}  # that are compared when they run next
 
-    def look_for(self, watch: Watch) -> None:
+    def look_for(self) -> None:
         """Let the modules of new overflows be compared when they run next."""
-        births, self._looked_at = watch.births[self._looked_at :], len(watch.births)
-        of_path = {path: module for module, path in watch._paths.items()}
+        births, self._looked_at = self._watch.births[self._looked_at :], len(self._watch.births)
+        of_path = {path: module for module, path in self._watch._paths.items()}
         for birth in births:
             fits = birth.phase == "forward" and birth.made.dtype == "float16" and INF in birth.made.holds
             if not fits or birth.reached or birth.meant or birth.module in self.births:
@@ -40,29 +45,28 @@ class Buried:
             module = of_path.get(birth.module)
             if module is not None and len(self.births) < _MODULES:
                 self.births[birth.module] = birth
-                self._compare(module, birth.module, watch)
+                self._waiting[module] = birth.module
 
-    def _compare(self, module: nn.Module, path: str, watch: Watch) -> None:
-        def hook(this: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            handle.remove()
-            with watch.aside(), torch.no_grad(), same_random_state():
-                try:
-                    held = {
-                        name: _float(one.detach()).clone()
-                        for name, one in [*this.named_parameters(), *this.named_buffers()]
-                    }
-                    given, named = pytree.tree_map(_float, (args, kwargs))
-                    with torch.autocast(next(iter(tensors_in(output))).device.type, enabled=False):
-                        wanted = torch.func.functional_call(this, held, given, named)
-                except Exception:  # a module that does not run in fp32 tells nothing
-                    return
+    def module_returns(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Compute a module again in fp32, if it waits for that."""
+        path = self._waiting.pop(module, None) if self._waiting else None
+        if path is None:
+            return
+        with self._watch.aside(), torch.no_grad(), same_random_state():
+            try:
+                held = {
+                    name: _float(one.detach()).clone()
+                    for name, one in [*module.named_parameters(), *module.named_buffers()]
+                }
+                given, named = pytree.tree_map(_float, (args, kwargs))
+                with torch.autocast(next(iter(tensors_in(output))).device.type, enabled=False):
+                    wanted = torch.func.functional_call(module, held, given, named)
+            except Exception:  # a module that does not run in fp32 tells nothing
+                return
             got, right = (
                 torch.cat([one.detach().double().flatten() for one in tensors_in(both)]) for both in (output, wanted)
             )
-            with watch.aside():
-                self.errors[path] = float((got - right).norm() / right.norm().clamp_min(1e-300))
-
-        handle = module.register_forward_hook(hook, with_kwargs=True)
+            self.errors[path] = float((got - right).norm() / right.norm().clamp_min(1e-300))
 
 
 def _float(leaf: Any) -> Any:

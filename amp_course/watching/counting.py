@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from amp_course.watching.births import Line
-from amp_course.watching.ops import Watch, _line
+from amp_course.watching import taps
+from amp_course.watching.births import Line, caller
+from amp_course.watching.ops import Watch
 
 _BIRTHS = 100  # of inf and NaN, after which nothing new is learnt
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_dot_product_flash_attention_for_cpu",
@@ -30,12 +31,12 @@ class DoctorsWatch(Watch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count the op, and watch it."""
-        if self._aside or self._elsewhere():
+        if self._aside or self._elsewhere() or taps.stands_aside():
             return func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[-1]
         reads = name in ("_local_scalar_dense", "is_nonzero", "item") and torch.is_grad_enabled() and not self._stepping
         if self.counting and reads:
-            line, read = Line.of(_line(sys._getframe(1))), args[0]
+            line, read = Line.of(caller(sys._getframe(1))), args[0]
             if line is not None and (read.device.type != "cpu" or read.is_floating_point() or read.dtype == torch.bool):
                 self.reads[line, read.device.type] += 1
         if len(self.births) >= _BIRTHS:

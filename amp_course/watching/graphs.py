@@ -49,7 +49,7 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collec
     low: set[torch.dtype] = set()
     losses: list[tuple[str, torch.dtype]] = []
     late: list[tuple[str, torch.dtype]] = []
-    casts = opaque = False
+    casts = opaque = twice = False
     matmuls = 0
     met: list[Any] = []
     roots = list(roots)
@@ -67,10 +67,19 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collec
             losses.append((_LOSSES[plain], here[0]))
         if here and plain in _FP32_OPS and node._sequence_nr() >= region_end:
             late.append((_FP32_OPS[plain], here[0]))
+        twice |= plain == "LogSoftmax" and _source(node).startswith("SoftmaxBackward")
         matmuls += plain in _MATMULS and torch.float32 in dtypes
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
     factor = max((_factor(one.grad_fn) for one in roots if one.grad_fn is not None), default=1.0)
-    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met), factor)
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met), factor, twice)
+
+
+def _source(node: Any) -> str:
+    """Return the name of the node whose output a node takes, without casts in between."""
+    node = node.next_functions[0][0]
+    while node is not None and node.name().startswith("ToCopy"):
+        node = node.next_functions[0][0]
+    return "" if node is None else str(node.name())
 
 
 def _factor(node: Any) -> float:

@@ -1,23 +1,24 @@
 """Watch a training step and record what it does: backward passes, calls of scaler and scheduler, steps, in order.
 
-No hook is put on a parameter or a layer, so that nothing of the reader's sees a difference: `torch.autograd.backward`, the
-methods of the scalers' classes, the schedulers' `step` and torch's hook for all optimizers are watched until the observer leaves.
-Two things can be done on purpose once a gradient has been computed: make it larger, and put an inf into it.
+Nothing is put on an object of the reader's: torch is tapped (see `taps`) until the observer leaves. Two things can be done on
+purpose once a gradient has been computed: make it larger, and put an inf into it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch import Tensor
 
+from amp_course.watching import taps
+from amp_course.watching.births import Line, caller
 from amp_course.watching.graphs import LOW_DTYPES, look_at, next_node
 from amp_course.watching.meddling import added, enlarge, poison
 from amp_course.watching.records import (
@@ -35,9 +36,17 @@ from amp_course.watching.records import (
     Update,
 )
 
-_SCALER_METHODS = {"scale": "scale", "unscale_": "unscale", "step": "scaler.step", "update": "update"}
-_MISSING = object()
+_NAMES = {"scale": "scale", "unscale": "unscale", "scaler_step": "scaler.step", "update": "update"}  # of points
 _COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their own in the graph
+
+
+@dataclass
+class _Stepping:
+    """An optimizer inside its step, what was noted of it, and the parameters that torch's own function has moved."""
+
+    optimizer: Any
+    noted: list[Step] = field(default_factory=list)
+    moved: set[int] | None = None
 
 
 class Observer:
@@ -59,7 +68,8 @@ class Observer:
         self.paused = False  # what the audit itself computes is not written down
         self._made: list[Any] = []
         self._inside: list[tuple[str, Any]] = []  # scaler methods that are running
-        self._stepping_now: list[tuple[Any, list[Step]]] = []  # optimizers inside their step, with what was noted of it
+        self._moving: list[Any] = []  # schedulers whose `step` is running
+        self._stepping_now: list[_Stepping] = []
         self._after_step: dict[int, list[Tensor]] = {}  # the weights that an optimizer left
         self._backward_depth = 0
         self._region_end = math.inf  # the sequence number of the next node at the end of the last autocast region
@@ -69,21 +79,19 @@ class Observer:
 
     def __enter__(self) -> Observer:
         self._start = [[p.detach().clone() for p in slot.parameters] for slot in self.training.slots]
-        self._replace(torch.autograd, "backward", self._watched_backward(torch.autograd.backward))
-        self._replace(torch.autograd, "_engine_run_backward", self._watched_engine(torch.autograd._engine_run_backward))
-        self._replace(torch.autocast, "__enter__", self._watched_region(torch.autocast.__enter__))
-        self._replace(torch.autocast, "__exit__", self._watched_end(torch.autocast.__exit__))
-        for name in _COMPOSITE_LOSSES if self.graphs else ():
-            self._replace(nn.functional, name, self._watched_loss(name, getattr(nn.functional, name)))
-        for kind in {one for s in self.training.scalers for one in type(s).__mro__} | {torch.amp.GradScaler}:
-            self._watch_scalers(kind)
-        for number, scheduler in enumerate(self.training.schedulers):
-            step = functools.partial(self._schedule, scheduler.step, number)
-            functools.update_wrapper(step, scheduler.step)
-            self._replace(scheduler, "step", step)
-        self._stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
-        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        listening = taps.listening(self._points(), self.training.scalers, self.training.schedulers)
+        self._stack.enter_context(listening)
         return self
+
+    def _points(self) -> dict[str, Callable[..., Any]]:
+        points: dict[str, Callable[..., Any]] = {
+            "backward": self._backward, "engine": self._engine, "enter_region": self._enter, "leave_region": self._leave,
+            "new_scaler": self._new_scaler, "schedule": self._schedule, "step_begins": self._step_begins,
+            "step_ends": self._step_ends, "move_weights": self._move_weights,
+        }  # fmt: skip
+        points |= {point: functools.partial(self._scaler_method, name) for point, name in _NAMES.items()}
+        losses = _COMPOSITE_LOSSES if self.graphs else ()
+        return points | {name: functools.partial(self._loss, name) for name in losses}
 
     def __exit__(self, *_: object) -> None:
         update, training = self.update, self.training
@@ -96,46 +104,33 @@ class Observer:
             update.changed.append(_moved(slot.parameters, was))
             update.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        own = vars(owner).get(name, _MISSING)
-        setattr(owner, name, new)
-        self._stack.callback(lambda: delattr(owner, name) if own is _MISSING else setattr(owner, name, own))
-
     def _note(self, event: Event) -> None:
+        event.line = event.line or Line.of(caller(sys._getframe(1)))
         self.update.events.append(event)
 
     # ---- backward passes ----
 
-    def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._backward_depth or self.paused:  # reentrant checkpointing: part of the one outside
-                return original(tensors, *args, **kwargs)
-            event = self._begin(tensors)
-            if not _frees_graph(*args, **kwargs):
-                event.graph = replace(event.graph, older=())
-            grads = [[p.grad for p in slot.parameters] for slot in self.training.slots]
-            before = [[None if g is None else g.detach().clone() for g in slot] for slot in grads]
-            self._backward_depth += 1
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                self._backward_depth -= 1
-                self._arrived(event, before)
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._backward_depth or self.paused:  # reentrant checkpointing: part of the one outside
+            return original(tensors, *args, **kwargs)
+        event = self._begin(tensors)
+        if not _frees_graph(*args, **kwargs):
+            event.graph = replace(event.graph, older=())
+        grads = [[p.grad for p in slot.parameters] for slot in self.training.slots]
+        before = [[None if g is None else g.detach().clone() for g in slot] for slot in grads]
+        self._backward_depth += 1
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._backward_depth -= 1
+            self._arrived(event, before)
 
-        return backward
-
-    def _watched_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What `torch.autograd.grad` and `backward` call, with `create_graph` as its fourth argument."""
-
-        @functools.wraps(original)
-        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._differentiable |= bool(args[2]) and not self.paused
-            self.update.second_order = self._differentiable
-            self.update.differentiated += not self.paused
-            return original(outputs, *args, **kwargs)
-
-        return run
+    def _engine(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Its fourth argument is `create_graph`."""
+        self._differentiable |= bool(args[2]) and not self.paused
+        self.update.second_order = self._differentiable
+        self.update.differentiated += not self.paused
+        return original(outputs, *args, **kwargs)
 
     def _begin(self, tensors: Any) -> Backward:
         roots = [
@@ -182,61 +177,35 @@ class Observer:
             if (number, n) in self.meddling.poison:
                 poison(slot, self.meddling)
 
-    def _watched_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def enter(region: Any) -> Any:
-            if not self.paused:
-                self._region_end = math.inf
-                self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype))
-            return original(region)
+    def _enter(self, original: Callable[..., Any], region: Any) -> Any:
+        if not self.paused:
+            self._region_end = math.inf
+            self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype))
+        return original(region)
 
-        return enter
+    def _leave(self, original: Callable[..., Any], region: Any, *args: Any) -> Any:
+        result = original(region, *args)
+        if not self.paused and not torch.is_autocast_enabled(self.training.device_type):
+            self._region_end = next_node()
+        return result
 
-    def _watched_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def leave(region: Any, *args: Any) -> Any:
-            result = original(region, *args)
-            if not self.paused and not torch.is_autocast_enabled(self.training.device_type):
-                self._region_end = next_node()
-            return result
-
-        return leave
-
-    def _watched_loss(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def loss(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
-            if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
-                self.update.losses_outside.append((name, outputs.dtype))
-            return original(outputs, *args, **kwargs)
-
-        return loss
+    def _loss(self, name: str, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        low = isinstance(outputs, Tensor) and outputs.requires_grad and outputs.dtype in LOW_DTYPES
+        if low and not self.paused and not torch.is_autocast_enabled(outputs.device.type):
+            self.update.losses_outside.append((name, outputs.dtype))
+        return original(outputs, *args, **kwargs)
 
     # ---- scalers and schedulers ----
 
-    def _watch_scalers(self, kind: type) -> None:
-        for name, called in _SCALER_METHODS.items():
-            if name in vars(kind):
-                self._replace(kind, name, self._watched_method(vars(kind)[name], called))
-        if kind is torch.amp.GradScaler:
-            original = kind.__init__
+    def _new_scaler(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        self._made.append(scaler)
 
-            @functools.wraps(original)
-            def made(scaler: Any, *args: Any, **kwargs: Any) -> None:
-                original(scaler, *args, **kwargs)
-                self._made.append(scaler)
-
-            self._replace(kind, "__init__", made)
-
-    def _watched_method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def watched(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._during(name, scaler) as first:
-                if first:
-                    self._note_call(name, scaler, args, kwargs)
-                return original(scaler, *args, **kwargs)
-
-        return watched
+    def _scaler_method(self, name: str, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._during(name, scaler) as first:
+            if first:
+                self._note_call(name, scaler, args, kwargs)
+            return original(scaler, *args, **kwargs)
 
     @contextmanager
     def _during(self, name: str, scaler: Any) -> Iterator[bool]:
@@ -261,9 +230,16 @@ class Observer:
         closure = name == "scaler.step" and any(callable(one) for one in (*args[1:], *kwargs.values()))
         self._note(Call(self.call, name, number, index, empty, closure))
 
-    def _schedule(self, original: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
-        self._note(Call(self.call, "scheduler", number))
-        return original(*args, **kwargs)
+    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        number = next((n for n, one in enumerate(self.training.schedulers) if one is scheduler), -1)
+        inner = any(one is scheduler for one in self._moving)  # called by a subclass's own `step`
+        if number >= 0 and not inner and not self.paused:
+            self._note(Call(self.call, "scheduler", number))
+        self._moving.append(scheduler)
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            self._moving.pop()
 
     # ---- optimizers ----
 
@@ -276,11 +252,11 @@ class Observer:
         number = next((self._slot_of[id(p)] for p in held if id(p) in self._slot_of), -1)
         return number if number < len(self.training.optimizers) else -1
 
-    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found_inf = getattr(optimizer, "found_inf", None)  # fused optimizers look for themselves
         if isinstance(found_inf, Tensor) and found_inf.item():
             return None
-        self._stepping_now.append((optimizer, []))
+        self._stepping_now.append(_Stepping(optimizer))
         place = 1 if len(args) > 1 and callable(args[1]) else None
         closure = args[1] if place else kwargs.get("closure")
         if closure is None:
@@ -299,13 +275,45 @@ class Observer:
             return (args[0], watched, *args[2:]), kwargs
         return args, {**kwargs, "closure": watched}
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if self._stepping_now and self._stepping_now[-1][0] is optimizer:
-            self._stepping_now.pop()
+    def _move_weights(self, original: Callable[..., Any], parameters: Any, gradients: Any, *a: Any, **k: Any) -> Any:
+        if self._stepping_now and not self.paused:
+            self._used(self._stepping_now[-1], parameters, gradients)
+        return original(parameters, gradients, *a, **k)
+
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        if self._stepping_now and self._stepping_now[-1].optimizer is optimizer:
+            stepping = self._stepping_now.pop()
+            if not self.paused:
+                self._settle(stepping)
         number = self.number_of(optimizer)
         if self.graphs and number >= 0:
             parameters = self.training.slots[number].parameters
             self._after_step[number] = [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def _used(self, stepping: _Stepping, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take down the gradients by which torch's own function moves weights: the step has clipped them, say."""
+        given = {id(p): g for p, g in zip(parameters, gradients, strict=True)}
+        stepping.moved = (stepping.moved or set()) | given.keys()
+        for step in stepping.noted:
+            layout = step.gradient.layout
+            now = layout.gradient([given.get(id(p)) for p in layout.parameters])
+            step.replace(_unscaled(now, stepping.optimizer), now.present)
+
+    @torch.no_grad()
+    def _settle(self, stepping: _Stepping) -> None:
+        """Look at the gradients again after a step, for one that moves weights without torch's functions."""
+        for step in stepping.noted:
+            layout = step.gradient.layout
+            if stepping.moved is not None:  # it has left some out
+                out = [id(p) not in stepping.moved for p in layout.parameters]
+                step.replace(layout.gradient([None] * len(out)), out)
+            elif not step.closure:
+                there = zip(layout.parameters, step.gradient.present, strict=True)
+                now = _unscaled(layout.gradient([p.grad if one else None for p, one in there]), stepping.optimizer)
+                if not torch.equal(now.values, step.gradient.values):
+                    step.certain = False
+                    step.replace(now, now.rescales(step.gradient))
 
     def next_call(self, number: int) -> None:
         """Say that the next micro-batch begins."""
@@ -319,10 +327,7 @@ class Observer:
         layout = Layout([p for group in groups for p in group["params"]]) if number < 0 else self.training.slots[number]
         held = {id(p) for group in groups for p in group["params"]}
         grads = [p.grad if id(p) in held else None for p in layout.parameters]
-        scale = getattr(optimizer, "grad_scale", None)
-        gradient = layout.gradient(grads)
-        if isinstance(scale, Tensor):
-            gradient = gradient * (1 / scale.item())
+        gradient = _unscaled(layout.gradient(grads), optimizer)
         own = number >= 0 and self.training.optimizers[number] is optimizer
         step = Step(
             self.call,
@@ -341,26 +346,35 @@ class Observer:
                 if isinstance(event, Backward):
                     event.complete = False
                     break
-        for outer, noted in self._stepping_now[:-1]:
+        for outer in self._stepping_now[:-1]:
             # SAM, Lookahead and their like step another optimizer over the same parameters, others their own base class's
             # step: the innermost one counts.
-            for one in noted if self.number_of(outer) == number >= 0 else ():
+            for one in outer.noted if self.number_of(outer.optimizer) == number >= 0 else ():
                 if one in self.update.events:
                     self.update.events.remove(one)
-        if self._stepping_now and self._stepping_now[-1][0] is optimizer:
-            self._stepping_now[-1][1].append(step)
-        self._merge(step)
+                    step.given = one.given
+            outer.noted = [one for one in outer.noted if one in self.update.events]
+        noted = self._merge(step)
+        if self._stepping_now and self._stepping_now[-1].optimizer is optimizer:
+            self._stepping_now[-1].noted.append(noted)
 
-    def _merge(self, step: Step) -> None:
+    def _merge(self, step: Step) -> Step:
         """Note a step, as part of the one just before it if that went over other parameters of the same optimizer."""
         last = self.update.events[-1] if self.update.events else None
         if isinstance(last, Step) and last.number == step.number >= 0:
-            here, there = step.gradient, last.gradient
-            if any(here.present) and not any(a and b for a, b in zip(here.present, there.present, strict=True)):
-                present = tuple(a or b for a, b in zip(here.present, there.present, strict=True))
-                last.gradient = Gradient(here.layout, here.values + there.values, present)
-                return
+            here, there = step.gradient.present, last.gradient.present
+            if any(here) and not any(a and b for a, b in zip(here, there, strict=True)):
+                last.given = last.given.replaced(step.given, step.given.present)
+                last.replace(step.gradient, here)
+                return last
         self._note(step)
+        return step
+
+
+def _unscaled(gradient: Gradient, optimizer: Any) -> Gradient:
+    """Divide by the scale that a scaler leaves to a fused optimizer."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return gradient * (1 / scale.item()) if isinstance(scale, Tensor) else gradient
 
 
 def _frees_graph(

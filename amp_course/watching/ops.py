@@ -10,28 +10,25 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.tensors import tensors_in
-from amp_course.watching.births import Birth, Frame, Line, Phase, Sink
+from amp_course.watching import taps
+from amp_course.watching.births import Birth, Frame, Line, Phase, Sink, caller
 from amp_course.watching.values import (
     INF,
     NAN,
@@ -41,12 +38,6 @@ from amp_course.watching.values import (
     look_at,
 )
 
-_TORCH = (torch.__path__[0],)
-_PACKAGE = Path(__file__).parents[1]
-_OURS = tuple(
-    str(_PACKAGE / folder) + os.sep
-    for folder in ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
-)
 _KEPT = 12  # ops before a birth that are told
 _MOST_PLACES = 100_000  # of forward ops whose lines are remembered for the backward pass
 # What these return, or leave in their first argument, has nothing to do with what was in it, or is not yet anything at all.
@@ -104,28 +95,16 @@ class Watch(TorchDispatchMode):
         self.compiled = self._stack.enter_context(uncompiled_run())
         self._stack.enter_context(warnings.catch_warnings())  # one that is about the hooks below, for a compiled module
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
-        for handle in (
-            register_module_forward_pre_hook(self._module_begins),
-            register_module_forward_hook(self._module_ends, always_call=True),
-            register_optimizer_step_pre_hook(self._optimizer_begins),
-            register_optimizer_step_post_hook(self._optimizer_ends),
-        ):
-            self._stack.callback(handle.remove)
-        original = torch.autograd.backward
-
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._passes and not self._elsewhere():
-                for tensor in tensors_in(tensors):
-                    self._arrive(tensor, "loss", "the loss")
-            self._passes += 1
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                self._passes -= 1
-
-        torch.autograd.backward = backward
-        self._stack.callback(setattr, torch.autograd, "backward", original)
+        listening = taps.listening(
+            {
+                "module_begins": self._module_begins,
+                "module_ends": self._module_ends,
+                "backward": self._backward,
+                "step_begins": self._optimizer_begins,
+                "step_ends": self._optimizer_ends,
+            }
+        )
+        self._stack.enter_context(listening)
         super().__enter__()
         return self
 
@@ -160,6 +139,16 @@ class Watch(TorchDispatchMode):
         """Tell whether a scaler has seen what a gradient holds: then it skips the step, and the next `zero_grad` clears it."""
         births, _ = self._known(grad)
         return bool(births) and all(("scaler", "the GradScaler") in birth.reached for birth in births)
+
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._passes and not self._elsewhere():
+            for tensor in tensors_in(tensors):
+                self._arrive(tensor, "loss", "the loss")
+        self._passes += 1
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._passes -= 1
 
     # ---- where we are ----
 
@@ -220,7 +209,7 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim" or func.is_view or self._aside or self._elsewhere():
+        if func.namespace == "prim" or func.is_view or self._aside or self._elsewhere() or taps.stands_aside():
             return func(*args, **kwargs)
         op = _op(func)
         if op.unset:
@@ -265,7 +254,7 @@ class Watch(TorchDispatchMode):
                 for old in list(itertools.islice(self._places, _MOST_PLACES // 2)):
                     del self._places[old]
             kind = type(self._open[-1]).__name__ if self._open else ""
-            self._places[number] = (self._here(), kind, _line(sys._getframe(2)))
+            self._places[number] = (self._here(), kind, caller(sys._getframe(2)))
 
     def _look(
         self,
@@ -334,7 +323,7 @@ class Watch(TorchDispatchMode):
         meant: bool,
     ) -> Birth:
         node = torch._C._current_autograd_node() if phase in ("backward", "recomputation") else None
-        line = Line.of(_line(sys._getframe(3)))
+        line = Line.of(caller(sys._getframe(3)))
         module, kind = self._here(), type(self._open[-1]).__name__ if self._open else ""
         forward = None
         if node is not None:
@@ -413,16 +402,6 @@ def _op(func: Any) -> _Op:
 
 def _argument(place: tuple[int, str], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return args[place[0]] if place[0] < len(args) else kwargs.get(place[1])
-
-
-def _line(frame: FrameType | None) -> tuple[CodeType, int] | None:
-    """Return the innermost line outside torch and this tool."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_TORCH) and not file.startswith(_OURS):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back
-    return None
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef | None:

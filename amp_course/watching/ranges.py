@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from amp_course.kit.compiled import uncompiled, uncompiled_run
 from amp_course.kit.table import html_table, text_table
 from amp_course.kit.tensors import short, tensors_in
+from amp_course.watching import taps
 from amp_course.watching.readings import KINDS, Kind, Reading, read_range
 
 _MOST = 200_000  # readings that are kept; the oldest go first
@@ -69,6 +69,7 @@ class RangeWatch:
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
+        self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext  # for what others who watch are not to see
         self._rung: set[tuple[str, Kind]] = set()
         self._measuring = False
         self._stack = ExitStack()
@@ -79,15 +80,10 @@ class RangeWatch:
             raise RuntimeError("this watch is on already: `.stop()` it first.")
         self._stack = ExitStack()
         self._stack.enter_context(uncompiled_run())
-        hook = self._stack.callback
-        hook(self.model.register_forward_pre_hook(self._begins).remove)
-        hook(self.model.register_forward_hook(self._ends, always_call=True).remove)
-        for path, module in self.model.named_modules():
-            if next(module.children(), None) is None:
-                hook(module.register_forward_hook(functools.partial(self._leaf, path)).remove)
-        for path, weight in self.model.named_parameters():
-            if weight.requires_grad:
-                hook(weight.register_post_accumulate_grad_hook(functools.partial(self._gradient, path)).remove)
+        leaves = {module: path for path, module in self.model.named_modules() if next(module.children(), None) is None}
+        self._leaves = WeakKeyDictionary(leaves)
+        points = {"module_begins": self._begins, "module_ends": self._ends, "backward": self._backward}
+        self._stack.enter_context(taps.listening(points))
         self._watches = True
         return self
 
@@ -107,6 +103,8 @@ class RangeWatch:
     # ---- hooks ----
 
     def _begins(self, module: nn.Module, args: Any) -> None:
+        if module is not self.model:
+            return
         if not torch.is_grad_enabled():
             self._measuring = False
             return
@@ -117,33 +115,42 @@ class RangeWatch:
                 self._read(path, "weight", weight)
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if self._measuring and torch.is_grad_enabled() and module in self._leaves:
+            self._leaf(self._leaves[module], output)
+        if module is self.model and not torch.is_grad_enabled():
             self._measuring = False
 
-    def _leaf(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in the backward pass
-        if recomputed or not (self._measuring and torch.is_grad_enabled()):
+    def _leaf(self, path: str, output: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:  # recomputed by a checkpoint, in the backward pass
             return
         number, me = self.passes, ref(self)
         for tensor in tensors_in(output):
             self._read(path, "activation", tensor)
-            if tensor.requires_grad:
+            if tensor.grad_fn is not None:
+                place = tensor.output_nr
 
-                def hook(grad: Tensor) -> None:
-                    watch = me()
-                    if watch is not None and watch._watches:
+                def hook(grads: tuple[Tensor | None, ...], place: int = place) -> None:
+                    watch, grad = me(), grads[place]
+                    if watch is not None and watch._watches and grad is not None:
                         watch._read(path, "activation gradient", grad, number)
 
-                tensor.register_hook(hook)
+                tensor.grad_fn.register_prehook(hook)
 
-    def _gradient(self, path: str, weight: Tensor) -> None:
-        if self._measuring and weight.grad is not None:
-            self._read(path, "weight gradient", weight.grad)
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._measuring:
+            return original(*args, **kwargs)
+        before = {path: _mark(weight.grad) for path, weight in self.model.named_parameters()}
+        result = original(*args, **kwargs)
+        for path, weight in self.model.named_parameters() if self._measuring else ():
+            if weight.grad is not None and _mark(weight.grad) != before.get(path):
+                self._read(path, "weight gradient", weight.grad)
+        return result
 
     def _read(self, path: str, kind: Kind, tensor: Tensor, number: int | None = None) -> None:
         if not tensor.is_floating_point() or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
             return
-        reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
+        with self.aside():
+            reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
         self.readings.append(reading)
         if self.bell > -math.inf and not reading.headroom > self.bell and (path, kind) not in self._rung:
             self._rung.add((path, kind))
@@ -187,6 +194,11 @@ class RangeWatch:
         if not self.readings:
             return f"<p>{self}</p>"
         return f"<p>{str(self).splitlines()[0]}</p>{html_table(self.rows())}"
+
+
+def _mark(grad: Tensor | None) -> tuple[int, int] | None:
+    """Return what differs once something was added to a gradient."""
+    return None if grad is None else (id(grad), grad._version)
 
 
 def _doublings(reading: Reading) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amp_course.watching.births import Line
+
 _MOST = 2**24  # numbers of a gradient that are kept; of a larger one every second, third …
 
 
@@ -95,6 +97,28 @@ class Gradient:
         """The norm over all parameters."""
         return self.norms.double().norm().item()
 
+    def replaced(self, other: Gradient, which: Sequence[bool]) -> Gradient:
+        """Return these gradients, with those of some parameters from another record."""
+        chosen = [n for n, wanted in enumerate(which) if wanted]
+        values, norms, present = self.values.clone(), None, list(self.present)
+        for n in chosen:
+            values[self.layout.slices[n]] = other.values[self.layout.slices[n]]
+            present[n] = other.present[n]
+        if self._norms is not None and other._norms is not None:
+            norms = self._norms.clone()
+            norms[chosen] = other._norms[chosen]
+        return Gradient(self.layout, values, tuple(present), norms)
+
+    def rescales(self, other: Gradient) -> list[bool]:
+        """For each parameter: is its gradient here a multiple of the other one, and neither of them 0?"""
+        found = []
+        for place in self.layout.slices:
+            one, two = self.values[place].double(), other.values[place].double()
+            length = float(two @ two)
+            factor = float(one @ two) / length if length else 0.0
+            found.append(factor != 0 and float((one - factor * two).norm()) <= 1e-3 * float(one.norm()))
+        return found
+
     def __mul__(self, factor: float) -> Gradient:
         norms = None if self._norms is None else self._norms * factor
         return Gradient(self.layout, self.values * factor, self.present, norms)
@@ -121,13 +145,18 @@ class Graph:
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
     older: tuple[Any, ...] = ()  # nodes at which graphs ended that were built before
     factor: float = 1.0  # by which the loss is multiplied at its end
+    softmax_twice: bool = False  # the log of a softmax is taken of a softmax
 
 
 @dataclass(eq=False)
 class Event:
-    """Something that happened; `call` is the number of the micro-batch in which it did."""
+    """Something that happened: `call` is the number of the micro-batch in which it did, `line` the one that made it happen.
+
+    That is the innermost line outside torch and this package.
+    """
 
     call: int
+    line: Line | None = field(default=None, kw_only=True)
 
 
 @dataclass(eq=False)
@@ -176,7 +205,12 @@ class Region(Event):
 
 @dataclass(eq=False)
 class Step(Event):
-    """A step of an optimizer, with the gradients that it used, unscaled. `weights`: did they change by it?"""
+    """A step of an optimizer.
+
+    gradient: by which it moved the weights, unscaled: what its `step` and the hooks of that did to `.grad` before is in it
+    given:    what lay in `.grad` when `step` was called, unscaled
+    certain:  False if `step` has a loop of its own, and `gradient` is what lay there afterwards
+    """
 
     number: int
     gradient: Gradient
@@ -187,6 +221,15 @@ class Step(Event):
     by_scaler: bool = False
     optimizer: Any = None
     rest: float = 0.0  # the norm of all other gradients at that moment
+    certain: bool = True
+
+    def __post_init__(self) -> None:
+        self.given = self.gradient
+
+    def replace(self, gradient: Gradient, which: Sequence[bool]) -> None:
+        """Correct what is known of some parameters' gradients."""
+        if any(which):
+            self.gradient = self.gradient.replaced(gradient, which)
 
 
 @dataclass(eq=False)

@@ -6,9 +6,9 @@ next autocast region or backward pass.
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad
 
+from amp_course.watching.births import Line
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Backward, Call, Event, Meddling, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
@@ -81,6 +81,12 @@ class Script:
     summaries: list[Summary] = field(default_factory=list)
     recent: list[Update] = field(default_factory=list)
     idle: set[int] = field(default_factory=set)
+    lines: dict[str, Counter[Line]] = field(default_factory=dict)  # of events, by their kinds
+
+    def most_common_lines(self) -> dict[str, tuple[str, int]]:
+        """Return, for each kind of event, file and number of the line that made most of them."""
+        most = {kind: lines.most_common(1)[0][0] for kind, lines in self.lines.items()}
+        return {kind: (line.file, line.number) for kind, line in most.items()}
 
 
 class ScriptObserver(Observer):
@@ -106,28 +112,18 @@ class ScriptObserver(Observer):
             int, tuple[weakref.ref[Tensor], float]
         ] = {}  # id → a tensor that `scale` gave, with the scale
         self._scale_of: dict[int, float | None] = {}  # id of a backward event → the scale of its loss
-        self._moving: list[int] = []  # schedulers whose `step` is running
         self._own_call = False  # the next backward pass belongs to a micro-batch that has begun
 
     def __enter__(self) -> ScriptObserver:
         with self.aside():
             super().__enter__()
-        for kind in {type(one) for one in self.training.schedulers}:
-            self._replace(kind, "step", self._watched_schedule(kind.step))
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            watched = self._watched_clip(getattr(clip_grad, name), name)
-            self._replace(clip_grad, name, watched)
-            self._replace(torch.nn.utils, name, watched)
         return self
+
+    def _points(self) -> dict[str, Callable[..., Any]]:
+        return super()._points() | {"scale": self._scale, "clip_norm": self._clip, "clip_value": self._clip}
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        if not any(
-            owner is one for one in self.training.schedulers
-        ):  # a script may save those, with all that they hold
-            super()._replace(owner, name, new)
 
     # ---- where one update ends and the next begins ----
 
@@ -144,6 +140,9 @@ class ScriptObserver(Observer):
             self.update.calls = max(self.update.calls, self.call + 1)
         event.call = self.call
         super()._note(event)
+        if event.line is not None:
+            kind = event.name if isinstance(event, Call) else type(event).__name__.lower()
+            self.script.lines.setdefault(kind, Counter())[event.line] += 1
 
     def _is_complete(self) -> bool:
         tried = [number for one in self.update.events if (number := _tried(one)) is not None]
@@ -250,56 +249,42 @@ class ScriptObserver(Observer):
         except Exception as error:
             self._give_up(error)
 
-    def _stepping(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if self.paused else super()._stepping(optimizer, args, kwargs)
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if self.paused else super()._step_begins(optimizer, args, kwargs)
 
-    def _watched_method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        watched = super()._watched_method(original, name)
-        if name != "scale":
-            return watched
+    def _used(self, *args: Any) -> None:
+        self._try(super()._used, *args)
 
-        @functools.wraps(original)
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = watched(scaler, *args, **kwargs)
-            if isinstance(result, Tensor) and scaler.is_enabled():
-                with self.aside():
-                    self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale())
-            return result
+    def _settle(self, *args: Any) -> None:
+        self._try(super()._settle, *args)
 
-        return scale
-
-    def _watched_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            number = next((n for n, one in enumerate(self.training.schedulers) if one is scheduler), -1)
-            inner = number in self._moving  # called by a subclass's own `step`
-            if number >= 0 and not inner and not self.paused:
-                self._note(Call(self.call, "scheduler", number))
-            self._moving.append(number)
-            try:
-                return original(scheduler, *args, **kwargs)
-            finally:
-                self._moving.pop()
-
-        return step
-
-    def _watched_clip(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def clip(parameters: Any, limit: Any = math.inf, *args: Any, **kwargs: Any) -> Any:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            limit = kwargs.pop("max_norm", kwargs.pop("clip_value", limit))
-            numbers = frozenset(self._slot_of[id(p)] for p in held if id(p) in self._slot_of)
+    def _try(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
             with self.aside():
-                grads = [p.grad.detach() for p in held if p.grad is not None]
-                largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
-            result = original(held, limit, *args, **kwargs)
-            with self.aside():
-                norm = float(result) if isinstance(result, Tensor) else largest
-                if not self.paused:
-                    self._note(Clip(self.call, numbers, float(limit), norm, self._scaled_ones(numbers)))
-            return result
+                function(*args)
+        except Exception as error:
+            self._give_up(error)
 
-        return clip
+    def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._scaler_method("scale", original, scaler, *args, **kwargs)
+        if isinstance(result, Tensor) and scaler.is_enabled():
+            with self.aside():
+                self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale())
+        return result
+
+    def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        limit = next(iter(args), kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
+        numbers = frozenset(self._slot_of[id(p)] for p in held if id(p) in self._slot_of)
+        with self.aside():
+            grads = [p.grad.detach() for p in held if p.grad is not None]
+            largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
+        result = original(held, *args, **kwargs)
+        with self.aside():
+            norm = float(result) if isinstance(result, Tensor) else largest
+            if not self.paused:
+                self._note(Clip(self.call, numbers, float(limit), norm, self._scaled_ones(numbers)))
+        return result
 
     def _scaled_ones(self, numbers: frozenset[int]) -> frozenset[int]:
         """Return the optimizers whose gradients came from a scaled loss last, and were not unscaled since."""

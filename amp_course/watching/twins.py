@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from amp_course.watching import taps
 
 _LOW = (torch.float16, torch.bfloat16)
 _MOST = 20_000_000  # weights of a model that is given a twin
@@ -38,9 +39,7 @@ class Twin:
         self.optimizer = optimizer
         self.steps = 0
         self.twin = copy.deepcopy(optimizer)
-        vars(self.twin).pop(
-            "step", None
-        )  # a schedule has put its own there, which would step the optimizer that is copied
+        vars(self.twin).pop("step", None)  # a schedule has put its own there, which would step the copied optimizer
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
         for group, other in zip(optimizer.param_groups, self.twin.param_groups, strict=True):
             for weight, double in zip(group["params"], other["params"], strict=True):
@@ -91,19 +90,11 @@ class Twins:
 
     def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
         self._aside, self._busy = aside, False
-        self._of: dict[
-            int, Twin | None
-        ] = {}  # by the id of an optimizer; None for one that needs no twin, or cannot have one
+        self._of: dict[int, Twin | None] = {}  # by the id of an optimizer; None for one without a twin
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
+    def hooks(self) -> AbstractContextManager[None]:
         """Let the twins follow what is stepped inside."""
-        handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return taps.listening({"step_begins": self._before, "step_ends": self._after})
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._of and not self._busy:

@@ -16,12 +16,12 @@ from amp_course.debugging.nonfinite import first_nonfinite as _first_nonfinite
 from amp_course.debugging.precisions import compare_precisions
 from amp_course.debugging.ranges import watch_ranges
 from amp_course.debugging.replaying import replay
-from amp_course.diagnosis.faults import ADVICE, FAULTS
+from amp_course.diagnosis.catalogue import catalogue
 from amp_course.doctor import doctor as _doctor
 
 __all__ = ["audit", "compare_precisions", "doctor", "first_nonfinite", "replay", "watch_ranges"]
 
-FAULT_NAMES = {*FAULTS, *ADVICE}
+FAULT_NAMES = {*catalogue()}
 
 
 def _kept(

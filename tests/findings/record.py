@@ -22,7 +22,7 @@ from typing import Any
 
 PATH = Path(__file__).with_name("record.json")
 ROOT = PATH.parents[2]
-TIMED = {"waits-for-data"}  # advice that comes and goes with the load
+TIMED = {"waiting-for-data"}  # advice that comes and goes with the load
 Entry = dict[str, Any]
 Job = tuple[str, Callable[[], Entry]]
 
@@ -62,16 +62,17 @@ def of_nonfinite(found: Any) -> Entry:
 
 def of_cell(cell: dict[str, Any]) -> Entry:
     """Return what the stored output of a notebook's cell names."""
+    from amp_course.diagnosis.catalogue import current_name
     from tests.cases.tools import FAULT_NAMES
 
     shown = "\n".join(
         "".join(one.get("text") or one.get("data", {}).get("text/plain", ()))
         for one in cell["outputs"]
     )
-    names = set(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", shown)) & (FAULT_NAMES - TIMED)
+    words = set(map(current_name, re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", shown)))
     formats = re.search(r"((?:Not f|F)inite in [^:.]*)[:.]", shown)
     return entry(
-        names=names,
+        names=words & (FAULT_NAMES - TIMED),
         ops=re.findall(r"(?:forward|backward|optimizer): (\w+)(?: in \S+)? made", shown),
         sound=bool(re.search("[Nn]o fault|No inf or NaN did harm|gave the same bits", shown)),
         rings=re.findall(r"pass \d+: the ([\w ]+ of \S+)", shown),

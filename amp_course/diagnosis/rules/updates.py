@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import (
     check_clearing,
@@ -25,15 +26,16 @@ from amp_course.watching.records import Backward, Call, Step, Training, Update
 from amp_course.watching.script import Clip, Summary, Use
 from amp_course.watching.uses import steps_of
 
-# A script may do these on purpose: torch documents the order of the calls behind the first, and a
-# schedule may be counted in micro-batches.
-ADVISED = {"scheduler-ran-on", "scheduler-every-micro-batch"}
+# A script may do these on purpose: torch documents the order of the calls behind the first, and a schedule may be counted in
+# micro-batches.
+ADVISED = {"scheduler-ran-on", "scheduler-every-micro-batch", "micro-batches-dropped", "softmax-twice"}
 _CLOSE = 0.02
 # Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
 _ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
 _FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
 _STATIC = 8.0  # times the loss: more is a loss scale of the script's own
+_OFTEN = 0.9  # of the updates: what SAM clears, it clears in each
 _NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
 
 
@@ -44,6 +46,7 @@ class PairRules:
         self.updates = self.with_steps = 0
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
+        self.groups: list[tuple[int, int]] = []  # of each update: backward passes, and how many of them no step used
         self.given: set[int] = set()  # ids of optimizers to whose weights a gradient came
         self.bare: Counter[int] = Counter()  # id of another → its steps
         self.frozen: dict[int, Finding] = {}
@@ -73,6 +76,12 @@ class PairRules:
                 found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
+        if any(one.graph.softmax_twice for one in last.backwards):
+            found.append(finding("softmax-twice"))
+        if len(training.optimizers) == 1:
+            cleared = [part.arrived.get(0) for used in steps_of(last.events, 0) for part in used.cleared]
+            unused = [one for one in cleared if one is not None and one.finite]
+            self.groups.append((len(last.backwards), len(unused)))
         scaled = any(one.graph.factor > _STATIC for one in last.backwards)
         own = scaled or any(_shrunk(use, summary) for use in summary.uses)
         if summary.uses and in_fp16_unscaled(last, training) and not own:
@@ -109,6 +118,11 @@ class PairRules:
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
                 updates = f"{self.counts[name]} of {self.updates}"
                 yield replace(one, evidence={**one.evidence, "updates": updates})
+        dropping = [unused for _, unused in self.groups if unused]
+        usual = statistics.median([passes for passes, unused in self.groups if not unused] or [0])
+        if 2 <= len(dropping) < _OFTEN * len(self.groups) and usual > max(dropping):
+            yield finding("micro-batches-dropped", updates=f"{len(dropping)} of {len(self.groups)}",
+                          micro_batches_in_each=f"{max(dropping)}, beside the {usual:g} that were used")  # fmt: skip
         yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= _NEVER)
 
 

@@ -1,4 +1,4 @@
-"""The loop in Colossal-AI's Booster, version 0.5. Not run: it wants CUDA and a process group over NCCL.
+"""The loop in Colossal-AI's Booster, version 0.5. Not run: it needs CUDA and a process group over NCCL.
 
 Start it with `torchrun --nproc_per_node 1`, which sets the variables that `launch_from_torch` reads.
 """

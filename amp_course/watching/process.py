@@ -1,0 +1,150 @@
+"""What a process that trains does besides its updates: objects that it makes, errors, waits, ranks. All listen to taps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_course.watching.ops import Watch
+
+Original = Callable[..., Any]
+
+
+class Made:
+    """The optimizers, scalers and schedulers that a script makes; `new_phase` is called after each new optimizer."""
+
+    def __init__(self, watch: Watch, new_phase: Callable[[], None]) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.scalers: list[torch.amp.GradScaler] = []
+        self.schedulers: list[Any] = []
+        self._watch, self._new_phase = watch, new_phase
+
+    def _make(self, known: list[Any], original: Original, this: Any, *args: Any, **kwargs: Any) -> bool:
+        original(this, *args, **kwargs)
+        new = not self._watch._aside and not any(one is this for one in known)
+        known += [this] * new
+        return new
+
+    def new_optimizer(self, original: Original, *args: Any, **kwargs: Any) -> None:
+        """Note an optimizer."""
+        if self._make(self.optimizers, original, *args, **kwargs):
+            self._new_phase()
+
+    def new_scaler(self, original: Original, *args: Any, **kwargs: Any) -> None:
+        """Note a scaler."""
+        self._make(self.scalers, original, *args, **kwargs)
+
+    def new_scheduler(self, original: Original, *args: Any, **kwargs: Any) -> None:
+        """Note a scheduler."""
+        self._make(self.schedulers, original, *args, **kwargs)
+
+
+class Raised:
+    """Exceptions that the script has perhaps caught.
+
+    errors:  raised by backward passes and scalers
+    escaped: that left those or an autocast region, described; one that leaves several counts once
+    """
+
+    def __init__(self, describe: Callable[[BaseException], str]) -> None:
+        self.errors: list[BaseException] = []
+        self.escaped: list[str] = []
+        self._describe = describe
+        self._latest: BaseException | None = None
+
+    def backward(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Note what it raises."""
+        try:
+            return original(*args, **kwargs)
+        except Exception as error:
+            self.errors.append(error)
+            self._escapes(error)
+            raise
+
+    unscale = scaler_step = update = backward
+
+    def leave_region(self, original: Original, region: Any, kind: Any = None, error: Any = None, at: Any = None) -> Any:
+        """Note what ends a region; a checkpoint stops its second run so, in a backward pass."""
+        if isinstance(error, Exception) and torch._C._current_graph_task_id() == -1:
+            self._escapes(error)
+        return original(region, kind, error, at)
+
+    def _escapes(self, error: Exception) -> None:
+        if error is not self._latest:
+            self._latest = error
+            self.escaped.append(self._describe(error))
+
+
+class Calls:
+    """How often the engine ran, by whose call, in regions of which dtypes; seconds in which the script waited for batches.
+
+    passes: of `backward`; `by_hand`: of `torch.autograd.grad`
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.passes = self.by_hand = 0
+        self.regions: set[str] = set()
+        self.waited = 0.0
+        self._watch = watch
+
+    def grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Count it."""
+        self.by_hand += 1
+        return original(*args, **kwargs)
+
+    def backward(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Count it."""
+        self.passes += 1
+        return original(*args, **kwargs)
+
+    def enter_region(self, original: Original, region: Any) -> Any:
+        """Note its dtype."""
+        if region._enabled:
+            self.regions.add(str(region.fast_dtype)[6:])
+        return original(region)
+
+    def next_batch(self, original: Original, iterator: Any) -> Any:
+        """Take its time; a batch is no part of the training."""
+        began = time.perf_counter()
+        with self._watch.aside():
+            try:
+                return original(iterator)
+            finally:
+                self.waited += time.perf_counter() - began
+
+
+class Ranks:
+    """What is to be the same on all ranks of a training: a sum of the weights after each update, and their number.
+
+    joined:  updates so far, at the end of each `with model.join()`, in which ranks may have unequal numbers of batches
+    wrapped: models in DDP, kept until the process ends: where a script drops them while gloo's thread is at work, torch 2.13 may
+             wait for ever, for the destructor waits for that thread and holds the lock that the thread needs
+    """
+
+    def __init__(self, updates: Callable[[], int]) -> None:
+        self.rank = os.environ.get("RANK", "")
+        self.joined: list[int] = []
+        self.sums: list[str] = []
+        self.wrapped: list[nn.Module] = []
+        self._updates = updates
+
+    def leave_join(self, original: Original, *args: Any) -> Any:
+        """Note the number of updates."""
+        self.joined.append(self._updates())
+        return original(*args)
+
+    def new_wrapper(self, original: Original, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Note a model in DDP."""
+        original(model, *args, **kwargs)
+        self.wrapped.append(model)
+
+    def end_update(self, weights: list[torch.Tensor]) -> None:
+        """Sum up the weights."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.sums.append(f"{sum(float(one.detach().double().sum()) for one in weights):.17g}")
+            self.rank = str(torch.distributed.get_rank())

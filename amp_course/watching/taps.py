@@ -1,0 +1,224 @@
+"""The one place that patches torch: whoever watches a training listens here.
+
+A listener has functions that are named after points, as the attributes of an object or the keys of a dict. A point is a
+function of torch: its listener is called as `point(original, *args, **kwargs)`, calls `original` and returns what that returns;
+the one that listens longest is outermost. Of a hook, its arguments are passed as torch passes them. Nothing hangs on an object
+of the script's: functions, classes and torch's global hooks are patched, with the first listener, and put back after the last.
+While torch traces, scripts, exports or compiles, in workers of a DataLoader and among fake tensors, nobody is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import _symbolic_trace
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import _utils, dataloader
+
+# Points, and where their functions are found.
+FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
+    "backward": [(torch.autograd, "backward")],
+    "grad": [(torch.autograd, "grad")],
+    "engine": [(torch.autograd, "_engine_run_backward")],  # called by both
+    "enter_region": [(torch.autocast, "__enter__")],
+    "leave_region": [(torch.autocast, "__exit__")],
+    "kl_div": [(nn.functional, "kl_div")],
+    "l1_loss": [(nn.functional, "l1_loss")],
+    "clip_norm": [(clip_grad, "clip_grad_norm_"), (nn.utils, "clip_grad_norm_")],
+    "clip_value": [(clip_grad, "clip_grad_value_"), (nn.utils, "clip_grad_value_")],
+    "new_optimizer": [(Optimizer, "__init__")],
+    "new_scaler": [(torch.amp.GradScaler, "__init__")],
+    "new_scheduler": [(LRScheduler, "__init__")],
+    "new_wrapper": [(nn.parallel.DistributedDataParallel, "__init__")],
+    "next_batch": [(dataloader._BaseDataLoaderIter, "__next__")],
+    "save": [(torch, "save"), (torch.serialization, "save")],
+    "leave_join": [],  # Join.__exit__, which is imported when it is listened to
+    "exit": [(os, "_exit")],
+    "move_weights": [],  # what torch's optimizers call with (parameters, gradients, …) to move them: `sgd`, `adam` …
+}
+SCALER_METHODS = {"scale": "scale", "unscale": "unscale_", "scaler_step": "step", "update": "update"}
+SCHEDULER_METHODS = {"schedule": "step"}
+_TRACING = ("script", "trace", "trace_module")
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "module_begins": register_module_forward_pre_hook,  # (module, args)
+    "module_ends": functools.partial(register_module_forward_hook, always_call=True),  # (module, args, output)
+    "module_returns": functools.partial(
+        register_module_forward_hook, with_kwargs=True
+    ),  # (module, args, kwargs, output)
+    "step_begins": register_optimizer_step_pre_hook,  # (optimizer, args, kwargs)
+    "step_ends": register_optimizer_step_post_hook,
+}
+
+_listeners: dict[str, list[Callable[..., Any]]] = {}
+_patches: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}  # (id of owner, name) → owner, name, original, patch
+_tapped: dict[tuple[str, Any], Any] = {}  # one patch for a function that is found in two places
+_handles: dict[int, Any] = {}  # id of a listener's hook → torch's handle
+_classes: dict[type, Mapping[str, str]] = {}  # met: scalers and schedulers
+
+
+@contextmanager
+def listening(listener: Any, scalers: Iterable[Any] = (), schedulers: Iterable[Any] = ()) -> Iterator[None]:
+    """Let an object, or a dict, be called at the points that it names.
+
+    scalers, schedulers: objects that are watched even if their classes have nothing to do with torch's
+    """
+    get = listener.get if isinstance(listener, Mapping) else functools.partial(_attribute, listener)
+    points = [*FUNCTIONS, *SCALER_METHODS, *SCHEDULER_METHODS]
+    called = [(point, function) for point in points if (function := get(point)) is not None]
+    hooks = [(hook, function) for hook in HOOKS if (function := get(hook)) is not None]
+    for kind in (torch.amp.GradScaler, *map(type, scalers)):
+        _meet(kind, SCALER_METHODS)
+    for kind in (*_subclasses(LRScheduler), *map(type, schedulers)):
+        _meet(kind, SCHEDULER_METHODS)
+    for point, function in called:
+        _listeners.setdefault(point, []).append(function)
+    handles = [HOOKS[hook](_guarded(function)) for hook, function in hooks]
+    _install()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for point, function in called:
+            _listeners[point].remove(function)
+        if not any(_listeners.values()):
+            _put_back()
+
+
+def stands_aside() -> bool:
+    """Tell whether torch traces or compiles what runs now, or a worker of a DataLoader runs it."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or _symbolic_trace._is_fx_tracing_flag
+        or _utils.worker._worker_info is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )
+
+
+def _attribute(listener: Any, name: str) -> Any:
+    return getattr(listener, name, None)
+
+
+def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or stands_aside():  # the first, for a compiler that traces this line
+            return None
+        return hook(*args)
+
+    return guarded
+
+
+def _pass_on(listeners: list[Any], place: int, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the listener at a place, with an original that calls the next: also one that has begun to listen just now."""
+    if place >= len(listeners):
+        return original(*args, **kwargs)
+    return listeners[place](functools.partial(_pass_on, listeners, place + 1, original), *args, **kwargs)
+
+
+def _tap(point: str, original: Any) -> Any:
+    listeners = _listeners.setdefault(point, [])
+    meets = {"new_scaler": SCALER_METHODS, "new_scheduler": SCHEDULER_METHODS}.get(point)
+
+    @functools.wraps(original)
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or stands_aside():
+            return original(*args, **kwargs)
+        if meets is not None:
+            _meet(type(args[0]), meets)
+            _install()
+        return _pass_on(listeners, 0, original, *args, **kwargs)
+
+    return tapped
+
+
+# ---- patching ----
+
+
+def _install() -> None:
+    for point, places in FUNCTIONS.items():
+        always = point == "new_scaler" or (point == "new_scheduler" and _listeners.get("schedule"))
+        if _listeners.get(point) or always:
+            for owner, name in [*places, *_found(point)]:
+                _patch(point, owner, name)
+    for kind, methods in _classes.items():
+        for point, name in methods.items():
+            if _listeners.get(point) and name in vars(kind):
+                _patch(point, kind, name)
+    for name in _TRACING:
+        _patch(name, torch.jit, name)
+
+
+def _patch(point: str, owner: Any, name: str) -> None:
+    if (id(owner), name) in _patches:
+        return
+    original = vars(owner)[name]
+    key = point, original
+    if key not in _tapped:
+        _tapped[key] = _tracing(original) if point in _TRACING else _tap(point, original)
+    with suppress(TypeError):  # a class of C's
+        setattr(owner, name, _tapped[key])
+        _patches[id(owner), name] = owner, name, original, _tapped[key]
+
+
+def _put_back() -> None:
+    for owner, name, original, patch in _patches.values():
+        if vars(owner).get(name) is patch:  # else somebody else has patched it since, and calls ours
+            setattr(owner, name, original)
+    _patches.clear()
+    _tapped.clear()
+    _classes.clear()
+
+
+def _tracing(original: Any) -> Any:
+    """Put all back meanwhile: torch.jit reads the source of what it meets, knows torch's own functions only, and no mode."""
+
+    @functools.wraps(original)
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == "script":
+            kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+        kept = dict(_classes)
+        _put_back()
+        try:
+            with _disable_current_modes():
+                return original(*args, **kwargs)
+        finally:
+            _classes.update(kept)
+            _install()
+
+    return trace
+
+
+def _meet(kind: type, methods: Mapping[str, str]) -> None:
+    for base in kind.__mro__[:-1]:
+        _classes.setdefault(base, methods)
+
+
+def _subclasses(kind: Any) -> Iterator[type]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from _subclasses(inner)
+
+
+def _found(point: str) -> Iterator[tuple[Any, str]]:
+    """Yield the places that are looked for when a point is listened to."""
+    if point == "leave_join" and torch.distributed.is_available():
+        from torch.distributed.algorithms.join import Join
+
+        yield Join, "__exit__"
+    if point == "move_weights":
+        for path, module in list(sys.modules.items()):
+            name = path.rpartition(".")[2].lstrip("_")
+            if path.startswith("torch.optim.") and callable(getattr(module, name, None)):
+                yield module, name
