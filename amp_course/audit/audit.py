@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from amp_course.audit.arguments import as_training, check_numbers, several
-from amp_course.audit.experiments import Experiments
-from amp_course.audit.gradient_experiments import GradientExperiments
-from amp_course.audit.protocol import Protocol
+from amp_course.audit.experiments import run_all
+from amp_course.audit.protocol import Protocol, State
 from amp_course.audit.runner import Runner
 from amp_course.audit.snapshot import Snapshot
+from amp_course.checking.interrupts import held, noted
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.catalogue import BEHAVIOURS, finding, ordered
 from amp_course.diagnosis.report import Report
@@ -49,7 +49,7 @@ def audit(
 
     train_step: whatever you call for a batch: a function, a method, a closure. It gets one (micro-)batch a call; `accumulate`
                 calls make one update. If it takes an argument `last`, it is told which micro-batch is the last of a group, and
-                a shorter last group is judged as well.
+                a shorter last group is judged as well, unless `batches` is a loader of whole groups.
     model:      one or a list: all whose weights the step changes. `optimizer`, `scheduler` and `scaler` likewise.
     batches:    tuples, dicts or single objects, at least one update's worth (fewer are used again). Each call gets a copy; of an
                 iterator no more are taken than are needed.
@@ -61,25 +61,26 @@ def audit(
     tolerance:  relative distance from the fp32 gradient that is put down to rounding; None takes one for the dtype seen
     seconds:    how long one call of the step may take
 
-    Everything that the step can reach is put back: weights, buffers, gradients, optimizer, scaler and scheduler, hooks,
-    attributes, closures, random states and torch's settings. What could not be put back, such as an iterator that was moved on,
-    is named in the report. What the step prints, plots or writes to files and databases is printed, plotted and written a dozen
-    times; what C code keeps to itself, such as the state of a compressor, is neither put back nor noticed.
+    Put back are what you pass (weights, buffers, gradients, state, modes, hooks, attributes), random states, torch's settings,
+    and the plain data that the step can reach: numbers, strings, lists, dicts, sets, tensors and arrays in its closure, its
+    globals and its object's attributes, and iterators that can be copied. Nothing else is: what the step prints, writes or takes
+    from a generator it does a dozen times. If two runs differ by that, the report says so, and judges what it can.
 
     Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time that is not above 0.
     Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names → ("clipped-while-scaled",)
     """
     check_numbers(accumulate, max_norm=max_norm, tolerance=tolerance, seconds=seconds)
     training = as_training(train_step, model, optimizer, scaler, scheduler, loss)
-    with sandbox() as found:
-        held: dict[str, Any] = {"the step": train_step, "the loss": loss}
+    with noted(), sandbox() as found:
+        reach: dict[str, Any] = {"the step": train_step, "the loss": loss}
         if not isinstance(batches, (list, tuple)):  # reading a DataLoader draws numbers
-            held["batches"] = batches
-        snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], held)
+            reach["batches"] = batches
+        snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], reach)
         try:
             protocol, read = _judged(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
         finally:
-            snapshot.restore()
+            with held():  # Ctrl-C, a second one too, waits until everything is back
+                snapshot.restore()
     for what in found.kept:
         snapshot.lost[what] = "changed while modules were imported for the first time, and stays so: they may need it"
     for one in several(scaler):
@@ -126,8 +127,7 @@ def _judged(
         return protocol, len(read)
     run = Runner(training, snapshot, groups, each, seconds)
     limit = None if max_norm == math.inf else max_norm
-    gradients = GradientExperiments(run, protocol, limit, tolerance, ragged=_may_end_short(batches, each))
-    Experiments(run, protocol, gradients).everything()
+    run_all(State(run, protocol, limit, tolerance, ragged=_may_end_short(batches, each)))
     return protocol, len(read)
 
 

@@ -1,21 +1,20 @@
-"""The experiments in their order: an update and the next, what the gradients show, an overflow, a growing scale."""
+"""The experiments of an audit, as a list: what each needs, what it runs, what it judges."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
-from amp_course.audit.gradient_experiments import GradientExperiments
+from amp_course.audit import gradient_experiments as gradients
+from amp_course.audit.fp32 import AgainstFp32
 from amp_course.audit.overflow import check_overflow, check_scale_growth
-from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, Protocol
-from amp_course.audit.runner import PATIENCE, Runner
+from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, State
+from amp_course.audit.runner import PATIENCE
 from amp_course.checking.limit import TimeUp
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import (
-    _moved_first,
     check_clearing,
     check_passes,
     check_precision,
@@ -27,169 +26,219 @@ from amp_course.diagnosis.rules.calls import (
     frozen_optimizer,
     mixes_weights,
     never_stepped,
+    overwritten_rates,
     without_gradients,
 )
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.diagnosis.rules.given import check_strangers, check_unusual
 from amp_course.watching.records import Region, Update
 
-
-def _rate(optimizer: torch.optim.Optimizer) -> float:
-    return max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
+_FIX_FIRST = "fix the faults above first"
 
 
-@dataclass
-class Experiments:
-    """One audit, from the first update to the last."""
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: `run(state)` runs the step and judges what it did.
 
-    run: Runner
-    protocol: Protocol
-    gradients: GradientExperiments
+    needs:  state → False if the experiment tells nothing of this step
+    leaves: behaviours that are then not judged
+    why:    state → the reason
+    """
 
-    def everything(self) -> None:
-        """Do all experiments that make sense after what the earlier ones found."""
-        try:
-            self._everything()
-        except TimeUp:
-            slow = "if it is just slow, pass a larger `seconds=`"
-            self.protocol.leave_out(
-                "everything else", f"a call of the step did not finish within {self.run.seconds:g} seconds: {slow}"
-            )
-        except Over as over:
-            self.protocol.leave_out("everything else", str(over))
+    name: str
+    run: Callable[[State], None]
+    needs: Callable[[State], bool] = lambda state: True
+    leaves: tuple[str, ...] = ()
+    why: Callable[[State], str] = lambda state: ""
 
-    def _everything(self) -> None:
-        run, protocol = self.run, self.protocol
-        first = run.first()
-        self._can_be_repeated()
-        self._begin(first)
-        training = run.training
-        rates = [_rate(one) for one in training.optimizers]
-        second = run.following()
-        self._can_be_repeated()
-        updates = [first, second]
-        self._calls(updates)
-        protocol.judge("", check_zeros(updates, training))
-        protocol.judge("", check_unusual(updates, training))
-        self._overwritten(updates, rates)
-        if not protocol.names & (STEPS_WRONG | UPDATES_WRONG) and first.steps():
-            self.gradients.everything(first)
-        if (
-            first.called("scale")
-            and not first.called("update")
-            and not first.called("scaler.step")
-            and not protocol.found
-        ):
-            cause = "the loss is scaled, and `scaler.update()` never ran: the scale stays as it is, whatever overflows"
-            steps = len(first.steps()) + len(second.steps())
-            protocol.judge("updates", [finding("update-missing", cause, updates=0, steps=steps)])
-        if second.error is None:
-            check_overflow(
-                run, protocol, first, by_hand=self.gradients.scaled_by_hand, unscaled=self.gradients.unscaled
-            )
-            check_scale_growth(run, protocol, first, steady=self.gradients.steady)
 
-    def _can_be_repeated(self) -> None:
-        """Raise Over for a step that is not the same step when it is run again."""
-        if self.run.training.has_other_parameters():
-            raise Over("the step gives its optimizer or its model other parameters than those that they had")
+def run_all(state: State) -> None:
+    """Do all experiments that make sense after what the earlier ones found."""
+    protocol = state.protocol
+    try:
+        for one in EXPERIMENTS:
+            if one.needs(state):
+                one.run(state)
+                continue
+            for behaviour in one.leaves:
+                protocol.leave_out(behaviour, one.why(state))
+    except TimeUp:
+        why = f"a call of the step did not finish within {state.run.seconds:g} seconds"
+        protocol.leave_out("everything else", f"{why}: if it is just slow, pass a larger `seconds=`")
+    except Over as over:
+        protocol.leave_out("everything else", str(over))
 
-    def _begin(self, first: Update) -> None:
-        """Judge the first update; raise Over if nothing after it can be judged."""
-        run, protocol, training = self.run, self.protocol, self.run.training
-        protocol.judge("backward" if first.backwards else "", check_passes(first, training))
-        if first.error is not None:
-            protocol.judge("", check_precision(first, None, training))
-            if first.scalers_made and isinstance(first.error, AssertionError):
-                protocol.judge("", [finding("scaler-inside-step", scalers_made_in_one_update=first.scalers_made)])
-            else:
-                protocol.judge("", [check_error([first], training, run.accumulate)])
-        elif not first.finite:
-            protocol.judge("", [self._not_finite(first)])
-        if (
-            first.error is not None
-            or first.left_open
-            or not first.finite
-            or protocol.names & {"no-backward", "frozen-optimizer"}
-        ):
-            raise Over("fix the faults above first")
-        if run.adopted and not run.given:
-            protocol.observations.append("The step uses a `GradScaler` that you did not pass; the audit used it.")
-        protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
-        protocol.judge("", check_weights(first, training))
-        if protocol.names & {
-            "foreign-model",
-            "foreign-optimizer",
-            "foreign-parameters",
-            "fp16-parameters",
-            "not-finite",
-        }:
-            raise Over("fix the faults above first")
-        if not first.backwards and not first.steps():
-            nothing = f"in {first.calls} calls the step ran no `backward()` and no optimizer stepped"
-            if first.returned in ("function", "generator", "coroutine", "method"):
-                cause = f"{nothing}: it returned a {first.returned}, and nothing in that was run"
-                protocol.judge("", [finding("no-backward", cause)])
-                raise Over("fix the faults above first")
-            raise Over(f"{nothing}: does it wait for more batches, or swallow an exception?")
-        protocol.judge("steps", never_stepped(first, training, run.window))
 
-    def _not_finite(self, first: Update) -> Finding:
+# ---- the first update ----
+
+
+def _first_update(state: State) -> None:
+    """Run and judge one update; raise Over if nothing after it can be judged."""
+    run, protocol = state.run, state.protocol
+    first = run.first()
+    state.updates, training = [first], run.training
+    _can_be_repeated(state)
+    protocol.judge("backward" if first.backwards else "", check_passes(first, training))
+    protocol.judge("", _broken(first, state))
+    if first.error is not None or first.left_open or not first.finite:
+        raise Over(_FIX_FIRST)
+    if protocol.names & {"no-backward", "frozen-optimizer"}:
+        raise Over(_FIX_FIRST)
+    if run.adopted and not run.given:
+        said = "The step uses a `GradScaler` that you did not pass; the audit used it."
+        protocol.observations.append(said)
+    protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
+    protocol.judge("", check_weights(first, training))
+    foreign = {"foreign-model", "foreign-optimizer", "foreign-parameters"}
+    if protocol.names & {*foreign, "fp16-parameters", "not-finite"}:
+        raise Over(_FIX_FIRST)
+    if not first.steps() and (caught := run.swallowed()):
+        cause = f"no optimizer stepped, and the step catches an exception: {caught}"
+        protocol.judge("", [finding("step-raises", cause)])
+        raise Over(_FIX_FIRST)
+    if not first.backwards and not first.steps():
+        nothing = f"in {first.calls} calls the step ran no `backward()` and no optimizer stepped"
+        if first.returned in ("function", "generator", "coroutine", "method"):
+            cause = f"{nothing}: it returned a {first.returned}, and nothing in that was run"
+            protocol.judge("", [finding("no-backward", cause)])
+            raise Over(_FIX_FIRST)
+        raise Over(f"{nothing}: does it wait for more batches?")
+    protocol.judge("steps", never_stepped(first, training, run.window))
+
+
+def _can_be_repeated(state: State) -> None:
+    """Raise Over for a step that is not the same step when it is run again."""
+    if state.run.training.has_other_parameters():
+        raise Over("the step gives its optimizer or its model other parameters than those that they had")
+
+
+def _broken(first: Update, state: State) -> Iterator[Finding]:
+    training = state.run.training
+    if first.error is not None:
+        yield from check_precision(first, None, training)
+        if first.scalers_made and isinstance(first.error, AssertionError):
+            made = first.scalers_made
+            yield finding("scaler-inside-step", scalers_made_in_one_update=made)
+        else:
+            yield check_error([first], training, state.run.accumulate)
+    elif not first.finite:
         values = [one.value for one in first.backwards]
         loss = next((v for v in values if not math.isfinite(v)), values[-1] if values else math.nan)
         evidence: dict[str, float | str] = {"loss_at_backward": f"{loss:g}"}
         if first.scales:
             evidence["lowest_loss_scale"] = first.scales[0]
-        return finding("not-finite", **evidence)
+        yield finding("not-finite", **evidence)
 
-    def _calls(self, updates: list[Update]) -> None:
-        """Judge two updates, one after the other, by their calls."""
-        run, protocol, training = self.run, self.protocol, self.run.training
-        first, second = updates
-        protocol.judge("", check_precision(first, second, training))
-        if next(first.of(Region), None) is not None or first.called("scale"):
-            protocol.judge("autocast")
-        else:
-            protocol.leave_out("autocast", "the step enters no autocast region")
-        protocol.judge("steps", check_steps(updates, training, run.accumulate))
-        clearing = list(check_clearing(updates, training))
-        if training.scalers and first.called("scaler.step"):
-            cleared = not any(one.name == "never-cleared" for one in clearing)
-            protocol.judge("updates", check_updates(updates, training, run.accumulate, cleared=cleared))
-        if second.error is not None:
-            if not protocol.names & (STEPS_WRONG | UPDATES_WRONG):
-                protocol.judge("", [check_error(updates, training, run.accumulate)])
-            return
-        if training.schedulers and first.steps():
-            protocol.judge("scheduler", check_schedule(updates, training, run.accumulate))
-        if not protocol.names & STEPS_WRONG:
-            protocol.judge("clearing", clearing)
-            self._without_gradients(updates)
-            if mixes_weights(updates, training) and "never-cleared" not in protocol.names:
-                why = "a step adds up gradients from before and after a change of the weights: is that meant?"
-                protocol.leave_out("clearing", why)
 
-    def _overwritten(self, updates: list[Update], rates: list[float]) -> None:
-        """Look whether the second update steps with the rate that the scheduler left after the first."""
-        training = self.run.training
-        for number, scheduler in enumerate(training.schedulers):
-            owner = getattr(scheduler, "optimizer", None)
-            of = next((n for n, one in enumerate(training.optimizers) if one is owner), None)
-            if of is None or not updates[0].called("scheduler", number) or not updates[1].steps(of):
-                continue
-            used = updates[1].steps(of)[0].rate
-            moved_first = _moved_first(updates[1], number, of)
-            if not math.isclose(used, rates[of], rel_tol=1e-6) and not moved_first:
-                told = f"the rate of the step is {used:g}, and the scheduler's is {rates[of]:g}"
-                self.protocol.judge("", [f"Something else sets the learning rate: {told}."])
-                self.protocol.leave_out("scheduler", told)
+# ---- the update after it ----
 
-    def _without_gradients(self, updates: list[Update]) -> None:
-        """Give optimizers that stepped without a gradient some more updates to get one."""
-        empty = without_gradients(updates, self.run.training)
-        if not empty:
-            return
-        more = [self.run.update() for _ in range(max(PATIENCE // self.run.window - 2, 0))]
-        for number in sorted(set(empty) & set(without_gradients([*updates, *more], self.run.training))):
-            evidence = {"updates": (2 + len(more)) * self.run.window, "gradients_that_arrived": 0}
-            self.protocol.judge("", [frozen_optimizer(self.run.training, number, **evidence)])
+
+def _second_update(state: State) -> None:
+    """Run the update after the first, and judge both by their calls."""
+    run, protocol, training = state.run, state.protocol, state.run.training
+    state.rates = run.rates()
+    second = run.following()
+    state.updates.append(second)
+    _can_be_repeated(state)
+    first, updates = state.first, state.updates
+    protocol.judge("", check_precision(first, second, training))
+    if next(first.of(Region), None) is not None or first.called("scale"):
+        protocol.judge("autocast")
+    else:
+        protocol.leave_out("autocast", "the step enters no autocast region")
+    protocol.judge("steps", check_steps(updates, training, run.accumulate))
+    clearing = list(check_clearing(updates, training))
+    if training.scalers and first.called("scaler.step"):
+        cleared = not any(one.name == "never-cleared" for one in clearing)
+        protocol.judge("updates", check_updates(updates, training, run.accumulate, cleared=cleared))
+    if second.error is not None:
+        if not protocol.names & (STEPS_WRONG | UPDATES_WRONG):
+            protocol.judge("", [check_error(updates, training, run.accumulate)])
+        return
+    if training.schedulers and first.steps():
+        protocol.judge("scheduler", check_schedule(updates, training, run.accumulate))
+        for told in overwritten_rates(updates, training, state.rates):
+            protocol.judge("", [f"Something else sets the learning rate: {told}."])
+            protocol.leave_out("scheduler", told)
+    if not protocol.names & STEPS_WRONG:
+        protocol.judge("clearing", clearing)
+        _without_gradients(state)
+        if mixes_weights(updates, training):
+            why = "a step adds up gradients from before and after the weights changed"
+            protocol.leave_out("clearing", f"{why}: is that meant?")
+    protocol.judge("", check_zeros(updates, training))
+    protocol.judge("", check_unusual(updates, training))
+
+
+def _without_gradients(state: State) -> None:
+    """Give optimizers that stepped without a gradient some more updates to get one."""
+    run, training = state.run, state.run.training
+    empty = without_gradients(state.updates, training)
+    if not empty:
+        return
+    more = [run.update() for _ in range(max(PATIENCE // run.window - 2, 0))]
+    for number in sorted(set(empty) & set(without_gradients([*state.updates, *more], training))):
+        evidence = {"updates": (2 + len(more)) * run.window, "gradients_that_arrived": 0}
+        state.protocol.judge("", [frozen_optimizer(training, number, **evidence)])
+
+
+# ---- what comes after ----
+
+
+def _against_fp32(state: State) -> None:
+    AgainstFp32(state).judge(state.first)
+
+
+def _update_missing(state: State) -> None:
+    cause = "the loss is scaled, and `scaler.update()` never ran: the scale stays as it is, "
+    steps = sum(len(one.steps()) for one in state.updates)
+    fault = finding("update-missing", cause + "whatever overflows", updates=0, steps=steps)
+    state.protocol.judge("updates", [fault])
+
+
+def _calls_are_right(state: State) -> bool:
+    return not state.protocol.names & (STEPS_WRONG | UPDATES_WRONG) and bool(state.first.steps())
+
+
+def _is_steady(state: State) -> bool:
+    return _calls_are_right(state) and not state.unsteady
+
+
+def _is_right_so_far(state: State) -> bool:
+    return _is_steady(state) and len(state.protocol.found) == state.known
+
+
+def _never_updates(state: State) -> bool:
+    called, sound = state.first.called, not state.protocol.found
+    return bool(called("scale")) and not called("update") and not called("scaler.step") and sound
+
+
+def _second_ran(state: State) -> bool:
+    return state.updates[1].error is None
+
+
+def _scale_can_grow(state: State) -> bool:
+    used = state.run.training.scalers and state.first.called("update")
+    return _second_ran(state) and bool(used) and not state.protocol.found
+
+
+def _unsteady(state: State) -> str:
+    return state.unsteady if _calls_are_right(state) else _FIX_FIRST
+
+
+EXPERIMENTS = (
+    Experiment("an update", _first_update),
+    Experiment("the update after it", _second_update),
+    Experiment("the first one again", gradients.same_again, _calls_are_right),
+    Experiment("large gradients", gradients.enlarged, _is_steady),
+    Experiment(
+        "two loss scales", gradients.two_scales, _is_steady,
+        ("loss scale", "clipping", "gradient"), _unsteady,
+    ),
+    Experiment("a clip", gradients.clipping, _is_steady),
+    Experiment("no scaler", gradients.without_scaler, _calls_are_right),
+    Experiment("the fp32 loss", _against_fp32, _is_right_so_far),
+    Experiment("no update of the scaler", _update_missing, _never_updates),
+    Experiment("an inf", check_overflow, _second_ran),
+    Experiment("a growing scale", check_scale_growth, _scale_can_grow),
+)  # fmt: skip

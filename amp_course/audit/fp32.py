@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.audit.protocol import Protocol
+from amp_course.audit.protocol import State
 from amp_course.audit.reference import reference
-from amp_course.audit.runner import Runner
 from amp_course.checking.limit import TimeUp, within
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.rules.gradients import Compared, arrived, as_masters, by_calls, check_reference, first_use
+from amp_course.diagnosis.rules.gradients import (
+    Compared,
+    arrived,
+    as_masters,
+    by_calls,
+    check_reference,
+    first_use,
+    tolerance_for,
+)
 from amp_course.watching.calling import joined
 from amp_course.watching.records import Meddling, Update
 from amp_course.watching.uses import Used, steps_of
@@ -34,19 +40,13 @@ class Incomparable(Exception):
     """The gradient of a step cannot be compared with the loss's, for the reason given."""
 
 
-@dataclass
 class AgainstFp32:
-    """The comparison of one audit.
+    """The comparison of one audit; `least` is the tolerance that any step gets."""
 
-    tolerance: the reader's; None takes what rounding does, at least `least`
-    ragged:    the reader's batches end in a shorter group
-    """
-
-    run: Runner
-    protocol: Protocol
-    tolerance: float | None
-    least: float
-    ragged: bool = True
+    def __init__(self, state: State) -> None:
+        self.run, self.protocol, self.ragged = state.run, state.protocol, state.ragged
+        self.tolerance = state.tolerance
+        self.least = max(tolerance_for(state.run.dtypes), 3 * state.noise)
 
     def judge(self, first: Update) -> None:
         """Judge accumulation and gradient of the first update, then a shorter last group."""

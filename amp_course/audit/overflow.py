@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 import torch
 
-from amp_course.audit.protocol import MENDED_FIRST, Protocol
+from amp_course.audit.protocol import MENDED_FIRST, Protocol, State
 from amp_course.audit.runner import Runner
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.rules.exceptions import check_error
@@ -27,15 +26,10 @@ _USED_UP = "the optimizer uses each gradient up during `backward()`, so no inf c
 _ALONE = 4  # of more optimizers only all at once get an inf
 
 
-def check_overflow(
-    run: Runner, protocol: Protocol, first: Update, *, by_hand: bool, unscaled: Collection[int] = ()
-) -> None:
-    """Put an inf into the gradients of each optimizer in turn, and of all at once.
-
-    by_hand:  the loss is scaled without a scaler
-    unscaled: optimizers whose losses are not scaled, which need no skipping
-    """
-    if by_hand and not first.called("scale"):
+def check_overflow(state: State) -> None:
+    """Put an inf into the gradients of each optimizer in turn, and of all at once."""
+    run, protocol, first, unscaled = state.run, state.protocol, state.first, state.unscaled
+    if state.scaled_by_hand and not first.called("scale"):
         return _look_at_own_check(run, protocol, first)
     if not run.training.scalers or not first.called("scale"):
         return protocol.leave_out("overflow", "there is no scaler in use, so nothing is skipped")
@@ -62,7 +56,7 @@ def check_overflow(
             return _raised(run, protocol, [poisoned, clean])
         if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
             return None
-    for number, place in known.items():
+    for number, place in known.items() if not protocol.found else ():
         outcomes = []
         for last in (False, True):
             outcomes.append(run.repeat(Meddling(poison=frozenset([place]), last=last)))
@@ -145,10 +139,9 @@ def _lowers_its_scale(run: Runner, place: tuple[int, int]) -> bool:
     return losses[1] / losses[0] < 0.9 if losses[0] else False
 
 
-def check_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady: bool) -> None:
+def check_scale_growth(state: State) -> None:
     """Let the scale grow in the next update: schedulers that take that for a skip, gradients divided by the new scale."""
-    if not run.training.scalers or not first.called("update") or protocol.found:
-        return
+    run = state.run
     run.restart()
     for scaler in run.training.scalers:
         state = scaler.state_dict()
@@ -156,4 +149,6 @@ def check_scale_growth(run: Runner, protocol: Protocol, first: Update, *, steady
             scaler.load_state_dict({**state, "_growth_tracker": int(state["growth_interval"]) - 1})
     grown = run.update()
     if grown.error is None:
-        protocol.judge("", check_growth(grown, first, run.training, steady=steady))
+        steady = not state.unsteady and state.known is not None
+        found = check_growth(grown, state.first, run.training, steady=steady)
+        state.protocol.judge("", found)

@@ -1,11 +1,16 @@
-"""What an audit has found, judged, observed and not judged, as it goes on."""
+"""What an audit has found, judged, observed and not judged, and what it has learnt of the step so far."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from amp_course.diagnosis.findings import Finding
+from amp_course.watching.records import Update
+
+if TYPE_CHECKING:
+    from amp_course.audit.runner import Runner
 
 # After one of these nothing else is judged: it would be the same fault under another name.
 STEPS_WRONG = {"stepped-twice", "stepped-every-micro-batch", "cleared-before-step"}
@@ -63,3 +68,38 @@ class Protocol:
     def leave_out(self, behaviour: str, why: str) -> None:
         """Note why a behaviour was not judged; the first reason stays."""
         self.not_checked.setdefault(behaviour, why)
+
+
+@dataclass
+class State:
+    """What the experiments share.
+
+    max_norm, tolerance: as `audit` was given them
+    ragged:  an epoch may end in a shorter group
+    updates: the first one, and the one after it
+    rates:   the learning rate of each optimizer between them
+    steady:  two runs of the same update give the same gradients, up to `noise`; `unsteady` says why not
+    known:   how many faults there were before the gradients were judged
+    large:   the first update with its gradients multiplied by `factor`, if that could be
+    unscaled: optimizers whose losses are not scaled: nothing of theirs is skipped
+    """
+
+    run: Runner
+    protocol: Protocol
+    max_norm: float | None
+    tolerance: float | None
+    ragged: bool
+    updates: list[Update] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    noise: float = 0.0
+    unsteady: str = ""
+    known: int | None = None
+    large: Update | None = None
+    factor: float = 1.0
+    scaled_by_hand: bool = False
+    unscaled: set[int] = field(default_factory=set)
+
+    @property
+    def first(self) -> Update:
+        """The first update."""
+        return self.updates[0]

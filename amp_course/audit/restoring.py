@@ -32,14 +32,14 @@ def copy_of(one: Any) -> Any:
 def holds_same(one: Any, was: Any) -> bool:
     """Return True if two containers of one kind hold the same objects in the same order."""
     if isinstance(one, dict):
-        kind = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
+        kind: Any = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
         if len(one) != len(was) or not all(map(operator.is_, kind.keys(one), kind.keys(was))):
             return False
         return all(dict.get(one, key, MISSING) is value for key, value in dict.items(was))
     if isinstance(one, (set, bytearray)):
         return bool(one == was)
-    kind = list if isinstance(one, list) else collections.deque
-    return kind.__len__(one) == len(was) and all(map(operator.is_, kind.__iter__(one), was))
+    base: Any = list if isinstance(one, list) else collections.deque
+    return base.__len__(one) == len(was) and all(map(operator.is_, base.__iter__(one), was))
 
 
 def refill(one: Any, was: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +15,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from amp_course.audit.reference import BadLoss, reference
 from amp_course.audit.snapshot import Snapshot
+from amp_course.checking.explain import is_readers, where
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.sandbox import sandbox
+from amp_course.diagnosis.rules.exceptions import described
 from amp_course.watching.calling import BatchError, arguments_for, cloned, fitting_ways, lengths_of, size_of
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Meddling, Region, Training, Update
@@ -55,6 +59,11 @@ class Runner:
     def optimizers(self) -> range:
         """The numbers of the optimizers."""
         return range(len(self.training.optimizers))
+
+    def rates(self) -> list[float]:
+        """Return the highest learning rate of each optimizer."""
+        groups = (one.param_groups for one in self.training.optimizers)
+        return [max((float(g.get("lr", 1.0)) for g in found), default=1.0) for found in groups]
 
     def which(self, number: int) -> int | None:
         """Return the number of an optimizer to tell in a finding: none if there is only one."""
@@ -103,6 +112,23 @@ class Runner:
         finally:
             hook.remove()
         return bool(called)
+
+    def swallowed(self) -> str:
+        """Run the first update again; return the last exception that the step itself caught, in words, or ""."""
+        caught: list[BaseException] = []
+
+        def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
+            if event == "exception" and isinstance(arg[1], Exception) and not isinstance(arg[1], StopIteration):
+                caught.append(arg[1])
+            return trace if is_readers(frame.f_code.co_filename) else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            update = self.repeat()
+        finally:
+            sys.settrace(before)
+        return described(caught[-1]) + where(caught[-1]) if caught and update.error is None else ""
 
     def following(self, until: Sequence[int] = ()) -> Update:
         """Run the update after the first one."""

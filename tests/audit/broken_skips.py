@@ -209,7 +209,7 @@ def cleared_only_after_a_step() -> Made:
     return trainer.train_step, trainer.given(loss=mse)
 
 
-@case("accumulation", "kept-after-skip")
+@case("accumulation", "kept-after-skip", "last-group-mean")
 def return_before_clearing() -> Made:
     """At a norm that is not finite it calls update() and returns; zero_grad would have come later."""
     model, optimizer, scaler = parts()
@@ -314,7 +314,7 @@ def rate_set_at_the_start_of_the_iteration() -> Made:
     return iteration, given(iteration.model, iteration.optimizer, scheduler=scheduler, loss=mse)
 
 
-@case("accumulation", "scheduler-every-micro-batch")
+@case("accumulation", "scheduler-every-micro-batch", "last-group-mean")
 def scheduler_outside_the_accumulation_if() -> Made:
     """scheduler.step() is outside the if: planned for the updates, it reaches its end after a quarter of them."""
     model, optimizer, _ = parts(torch.optim.AdamW, 1e-3)

@@ -629,7 +629,8 @@ def accumulate_last() -> Made:
             scaler.update()
 
     parts = dict(model=model, optimizer=optimizer, scaler=scaler, loss=plain, max_norm=0.3)
-    return step, dict(batches=classes(), accumulate=3, **parts)
+    loader = torch.utils.data.DataLoader(classes(), batch_size=None)  # of whole groups
+    return step, dict(batches=loader, accumulate=3, **parts)
 
 
 @case(

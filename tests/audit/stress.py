@@ -16,11 +16,10 @@ import functools
 import itertools
 import math
 import random
-import sys
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
 
 from tests.audit.fingerprints import Place, Probes, Same, look, standard
 
@@ -168,97 +162,6 @@ def flat_weights() -> Stressed:
     return step, arguments, standard(arguments) | {"flat tensor": lambda: look(flat), "average": lambda: look(average)}
 
 
-@stress(
-    "the head grows: its Parameters are replaced",
-    sound=False,
-    note="the gradients of two calls have not the same shape",
-)
-def head_grows() -> Stressed:
-    """Class-incremental training: a class more every second call."""
-    seed()
-    model = nn.Sequential(OrderedDict(body=nn.Linear(6, 12), act=nn.ReLU(), head=nn.Linear(12, 3)))
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-2), new_scaler()
-    calls = 0
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal calls
-        calls += 1
-        if calls % 2 == 0:
-            for name in ("weight", "bias"):
-                old = getattr(model.head, name)
-                setattr(model.head, name, nn.Parameter(torch.cat([old.detach(), old.detach()[:1]])))
-                optimizer.state.pop(old, None)
-            model.head.out_features += 1
-            optimizer.param_groups[0]["params"] = list(model.parameters())
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    first = list(model.parameters())
-    return step, arguments, standard(arguments) | {"the first parameters": lambda: look(first), "calls": lambda: calls}
-
-
-@stress("model.half() for a look, then model.float()", sound=False, note="rounds the weights to fp16 after each update")
-def half_and_back() -> Stressed:
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), new_scaler()
-    check = torch.ones(2, 6, dtype=torch.float16)
-    outputs = []
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        model.half().eval()
-        with torch.no_grad():
-            outputs.append(model(check).float())
-        model.float().train()
-        return loss.item()
-
-    arguments = {
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "batches": some_batches(),
-        "loss": cross_entropy,
-    }
-    return step, arguments, standard(arguments) | {"outputs": lambda: look(outputs)}
-
-
-@stress("model.to(memory_format=torch.channels_last) in the step")
-def channels_last() -> Stressed:
-    """The first call moves the weights to new memory, with other strides."""
-    seed()
-    body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True), new_scaler()
-    labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    images = [torch.randn(6, 2, 6, 6) * (1 + labels.view(-1, 1, 1, 1)) for _ in range(4)]
-
-    def step(x: Tensor, y: Tensor) -> float:
-        model.to(memory_format=torch.channels_last).train()
-        x = x.to(memory_format=torch.channels_last)
-        optimizer.zero_grad(set_to_none=True)
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": [(x, labels) for x in images]}
-    return step, arguments, standard(arguments)
-
-
 class LanguageModel(nn.Module):
     """An LSTM keeps its parameters in a list of its own too; the head is the embedding."""
 
@@ -305,30 +208,6 @@ def language_model() -> Stressed:
         "carried state": lambda: look(model.state),
     }
     return step, arguments, standard(arguments) | ties
-
-
-@stress("spectral norm and weight norm")
-def parametrized() -> Stressed:
-    """Each forward pass in training moves the vectors of the power iteration."""
-    seed()
-    model = nn.Sequential(
-        parametrizations.spectral_norm(nn.Linear(6, 12)),
-        nn.LeakyReLU(0.2),
-        parametrizations.weight_norm(nn.Linear(12, 3)),
-    )
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=2e-2, betas=(0.5, 0.9)), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments)
 
 
 @stress("attributes on the parameters")
@@ -452,55 +331,6 @@ def batch_norm() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-class MoCo(nn.Module):
-    """Momentum contrast: a second encoder that trails, and a queue of its keys in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder_q, self.encoder_k = net(), net()
-        self.encoder_k.load_state_dict(self.encoder_q.state_dict())
-        self.encoder_k.requires_grad_(False)
-        self.register_buffer("queue", F.normalize(torch.randn(3, 40), dim=0))
-        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-
-    def forward(self, im_q: Tensor, im_k: Tensor) -> Tensor:
-        q = F.normalize(self.encoder_q(im_q).float(), dim=1)
-        with torch.no_grad():
-            for param_q, param_k in zip(self.encoder_q.parameters(), self.encoder_k.parameters(), strict=True):
-                param_k.data = param_k.data * 0.99 + param_q.data * 0.01
-            k = F.normalize(self.encoder_k(im_k).float(), dim=1)
-        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone().detach()], dim=1) / 0.2
-        ptr = int(self.queue_ptr)
-        self.queue[:, ptr : ptr + len(k)] = k.T
-        self.queue_ptr[0] = (ptr + len(k)) % 40
-        return logits
-
-
-@stress("MoCo: queue and pointer in buffers, trailing encoder")
-def contrast() -> Stressed:
-    seed()
-    model = MoCo()
-    optimizer, scaler = (
-        torch.optim.SGD(model.encoder_q.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4),
-        new_scaler(),
-    )
-    batches = [(x + 0.1 * torch.randn_like(x), x + 0.1 * torch.randn_like(x)) for x, _ in some_batches()]
-
-    def step(im_q: Tensor, im_k: Tensor) -> float:
-        with half():
-            logits = model(im_q, im_k)
-            loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-    mine = {"queue": lambda: look(model.queue), "pointer": lambda: look(model.queue_ptr)}
-    return step, arguments, standard(arguments) | mine
-
-
 # ------------------------------------------------------------------------------------------------------ gradients
 
 
@@ -537,37 +367,6 @@ def gradients_none() -> Stressed:
         "loss": cross_entropy,
     }
     return step, arguments, standard(arguments) | {"None": lambda: [p.grad is None for p in model.parameters()]}
-
-
-@stress("zero gradients of before, kept by zero_grad(set_to_none=False)")
-def gradients_zero() -> Stressed:
-    """The reader holds the gradients themselves, as for a plot of their norms: they have to stay the same tensors."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-2), new_scaler()
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    held = [p.grad for p in model.parameters()]
-    norms = []
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad(set_to_none=False)
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        norms.append([g.norm().item() for g in held])
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {
-        "held gradients": lambda: look(held),
-        "still the model's": lambda: [p.grad is g for p, g in zip(model.parameters(), held, strict=True)],
-        "norms": lambda: look(norms),
-    }
-    return step, arguments, standard(arguments) | mine
 
 
 @stress("gradients of an earlier look, cleared by the step")
@@ -637,74 +436,7 @@ def in_the_middle_of_a_group() -> Stressed:
     return step, arguments, standard(arguments) | {"calls": lambda: calls}
 
 
-@stress("gradients are views into one bucket")
-def gradient_bucket() -> Stressed:
-    """As DistributedDataParallel with gradient_as_bucket_view: the bucket is zeroed and clipped, not the single gradients."""
-    seed()
-    model = net()
-    bucket = torch.zeros(sum(p.numel() for p in model.parameters()))
-    start = 0
-    for p in model.parameters():
-        p.grad = bucket[start : start + p.numel()].view_as(p)
-        start += p.numel()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        bucket.zero_()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        bucket.mul_((0.5 / (bucket.norm() + 1e-6)).clamp(max=1.0))
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches(), "max_norm": 0.5}
-    return step, arguments, standard(arguments) | {"bucket": lambda: look(bucket)}
-
-
 # ------------------------------------------------------------------------------------------------------ optimizer
-
-
-@stress("optimizer never stepped, learning rate set by the step")
-def learning_rate_by_hand() -> Stressed:
-    """As in nanoGPT: the rate of iteration `it`, put into every group before each update. Adam has no state yet."""
-    seed()
-    model = net()
-    decay, rest = [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": decay, "weight_decay": 0.1, "name": "decay"},
-        {"params": rest, "weight_decay": 0.0, "name": "rest"},
-    ]
-    optimizer, scaler = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95)), new_scaler()
-    it = 0
-
-    def get_lr(it: int) -> float:
-        return 1e-2 * (it + 1) / 5 if it < 5 else 1e-3 + 9e-3 * 0.5 * (1 + math.cos(math.pi * min(1, (it - 5) / 40)))
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal it
-        for group in optimizer.param_groups:
-            group["lr"] = get_lr(it)
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        it += 1
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches(), "max_norm": 1.0}
-    mine = {
-        "it": lambda: it,
-        "rates": lambda: [group["lr"] for group in optimizer.param_groups],
-        "no state": lambda: len(optimizer.state),
-    }
-    return step, arguments, standard(arguments) | mine
 
 
 @stress("optimizer in the middle, the step holds its moments and its group")
@@ -780,61 +512,6 @@ def thawing() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-class Lookahead(torch.optim.Optimizer):
-    """Slow weights that follow the fast ones; made like the copies found in many projects, without Optimizer.__init__."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, k: int = 3, alpha: float = 0.5) -> None:
-        self.optimizer, self.k, self.alpha = optimizer, k, alpha
-        self.param_groups, self.state = optimizer.param_groups, defaultdict(dict)
-        for group in self.param_groups:
-            group["counter"] = 0
-        self.moves = 0
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = self.optimizer.step(closure)
-        for group in self.param_groups:
-            group["counter"] = (group["counter"] + 1) % self.k
-            for fast in group["params"]:
-                slow = self.state[fast].setdefault("slow_param", fast.detach().clone())
-                if group["counter"] == 0:
-                    slow += (fast - slow) * self.alpha
-                    fast.copy_(slow)
-        self.moves += 1
-        return loss
-
-
-@stress("an optimizer around an optimizer, with counters")
-def lookahead() -> Stressed:
-    seed()
-    model = net()
-    inner = torch.optim.Adam(model.parameters(), lr=2e-2)
-    optimizer, scaler = Lookahead(inner), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.last_loss = loss.item()
-        return loss.item()
-
-    step(*some_batches(1)[0])
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {
-        "inner state": lambda: look(inner.state, grad=False),
-        "slow weights": lambda: look(tuple(optimizer.state[p] for p in model.parameters())),
-        "moves": lambda: optimizer.moves,
-        "shared groups": lambda: inner.param_groups is optimizer.param_groups,
-    }
-    return step, arguments, standard(arguments) | mine
-
-
 @stress("LBFGS, its history")
 def lbfgs() -> Stressed:
     """bf16 without a scaler: a closure cannot be used with one."""
@@ -860,34 +537,6 @@ def lbfgs() -> Stressed:
     state = optimizer.state[next(model.parameters())]
     mine = {"history": lambda: look(state), "evaluations": lambda: look(evaluations)}
     return step, arguments, standard(arguments) | mine
-
-
-@stress("a new optimizer every fourth call", sound=False, note="the one passed to audit is not the step's for long")
-def warm_restarts_of_the_optimizer() -> Stressed:
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=2e-2), new_scaler()
-    first, calls = optimizer, 0
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal optimizer, calls
-        calls += 1
-        if calls % 4 == 0:
-            optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return (
-        step,
-        arguments,
-        standard(arguments) | {"the first again": lambda: optimizer is first, "calls": lambda: calls},
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ scaler
@@ -967,111 +616,7 @@ def used_scaler() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-@stress(
-    "unscale_() called before the audit", sound=False, note="the step belongs to an update that the reader has begun"
-)
-def unscaled_by_the_reader() -> Stressed:
-    """Scaled, backward, unscaled, looked at; then the audit. What the scaler knows of this update has to be there afterwards."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), new_scaler()
-    batches = some_batches()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        return loss.item()
-
-    x, y = batches[0]
-    with half():
-        first = F.cross_entropy(model(x), y)
-    scaler.scale(first).backward()
-    scaler.unscale_(optimizer)
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-
-    def stage() -> Any:
-        kept = scaler._per_optimizer_states.get(id(optimizer))
-        return kept and (kept["stage"].name, [found.item() for found in kept["found_inf_per_device"].values()])
-
-    return step, arguments, standard(arguments) | {"stage": stage}
-
-
-@stress(
-    "an update finished by the next call",
-    sound=False,
-    note="the weights move before the backward pass of the same call",
-)
-def finished_later() -> Stressed:
-    """Each call first steps with the gradients of the call before, which are unscaled already."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), new_scaler()
-    pending = False
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal pending
-        if pending:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        pending = True
-        return loss.item()
-
-    step(*some_batches(1)[0])
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches(), "max_norm": 1.0}
-    return step, arguments, standard(arguments) | {"pending": lambda: pending}
-
-
 # ------------------------------------------------------------------------------------------------------ schedulers
-
-
-@stress("LambdaLR with a callable object that counts")
-def lambda_lr() -> Stressed:
-    seed()
-    model = net()
-
-    class Warmup:
-        def __init__(self, steps: int) -> None:
-            self.steps, self.asked = steps, 0
-
-        def __call__(self, update: int) -> float:
-            self.asked += 1
-            return min(1.0, (update + 1) / self.steps)
-
-    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=2e-2), new_scaler()
-    warmup = Warmup(6)
-    scheduler = lr_scheduler.LambdaLR(optimizer, warmup)
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scale = scaler.get_scale()
-        scaler.update()
-        if scaler.get_scale() >= scale:
-            scheduler.step()
-        return loss.item()
-
-    arguments = {
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "scheduler": scheduler,
-        "batches": some_batches(),
-    }
-    mine = {"asked": lambda: warmup.asked, "last_lr": lambda: look(scheduler.get_last_lr())}
-    return step, arguments, standard(arguments) | mine
 
 
 @stress("OneCycleLR near its end", note="eight moves are left, then it raises ValueError")
@@ -1104,116 +649,6 @@ def one_cycle() -> Stressed:
     }
     mine = {"momentum": lambda: optimizer.param_groups[0]["momentum"], "last_lr": lambda: look(scheduler.get_last_lr())}
     return step, arguments, standard(arguments) | mine
-
-
-@stress("SequentialLR, a milestone ahead")
-def sequential_lr() -> Stressed:
-    """Two schedulers within a third; only the third is passed."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=2e-2), new_scaler()
-    warmup = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=4)
-    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
-    scheduler = lr_scheduler.SequentialLR(optimizer, [warmup, cosine], milestones=[4])
-
-    def step(x: Tensor, y: Tensor) -> float:
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scale = scaler.get_scale()
-        scaler.update()
-        if scaler.get_scale() >= scale:
-            scheduler.step()
-        return loss.item()
-
-    for batch in some_batches(2):
-        step(*batch)
-    arguments = {
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "scheduler": scheduler,
-        "batches": some_batches(),
-    }
-    mine = {"warmup": lambda: look(vars(warmup)), "cosine": lambda: look(vars(cosine))}
-    return step, arguments, standard(arguments) | mine
-
-
-@stress("ReduceLROnPlateau, not passed")
-def plateau() -> Stressed:
-    """It is given the smoothed loss after each update: it only exists in the step's closure."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), new_scaler()
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, cooldown=2)
-    smooth = 1.0
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal smooth
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scale = scaler.get_scale()
-        scaler.update()
-        if scaler.get_scale() >= scale:
-            smooth = 0.9 * smooth + 0.1 * loss.item()
-            scheduler.step(smooth)
-        return loss.item()
-
-    arguments = {
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "batches": some_batches(),
-        "loss": cross_entropy,
-    }
-    mine = {"plateau": lambda: look(vars(scheduler)), "smooth": lambda: smooth}
-    return step, arguments, standard(arguments) | mine
-
-
-@stress("CosineAnnealingWarmRestarts, told the epoch; ExponentialLR beside it")
-def warm_restarts() -> Stressed:
-    """`scheduler.step(epoch + i / iters)` as in its documentation; a second scheduler turns the head's rate down."""
-    seed()
-    model = net()
-    for_body = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
-    for_head = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    scaler = new_scaler()
-    restarts = lr_scheduler.CosineAnnealingWarmRestarts(for_body, T_0=1, T_mult=2)
-    fading = lr_scheduler.ExponentialLR(for_head, gamma=0.98)
-    at = {"epoch": 0, "i": 0}
-    iters = 3
-
-    def step(x: Tensor, y: Tensor) -> float:
-        for_body.zero_grad()
-        for_head.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(for_body)
-        scaler.step(for_head)
-        scale = scaler.get_scale()
-        scaler.update()
-        if scaler.get_scale() >= scale:
-            at["i"] += 1
-            if at["i"] == iters:
-                at.update(epoch=at["epoch"] + 1, i=0)
-            restarts.step(at["epoch"] + at["i"] / iters)
-            fading.step()
-        return loss.item()
-
-    arguments = {
-        "model": model,
-        "optimizer": [for_body, for_head],
-        "scaler": scaler,
-        "scheduler": [restarts, fading],
-        "batches": some_batches(),
-    }
-    return step, arguments, standard(arguments) | {"at": lambda: look(at)}
 
 
 # ------------------------------------------------------------------------------------------------------ hooks
@@ -1314,32 +749,6 @@ def parameter_hooks() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-@stress("hooks on the optimizer and global hooks put on at each call")
-def global_hooks() -> Stressed:
-    """Without a scaler, in bf16."""
-    seed()
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    fired = Counter()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: fired.update(pre=1))
-        optimizer.register_step_post_hook(lambda optimizer, args, kwargs: fired.update(post=1))
-        optimizer.register_state_dict_post_hook(lambda optimizer, state: fired.update(state=1))
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: fired.update(any_optimizer=1))
-        register_module_forward_hook(lambda module, args, out: fired.update(any_module=1))
-        register_module_forward_pre_hook(lambda module, args: fired.update(any_module_first=1))
-        optimizer.zero_grad()
-        with bf16():
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "batches": some_batches(), "loss": cross_entropy}
-    return step, arguments, standard(arguments) | {"fired": lambda: look(fired)}
-
-
 # ------------------------------------------------------------------------------------------------------ modes and structure
 
 
@@ -1406,159 +815,7 @@ def model_attributes() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-@stress(
-    "submodules made by the step, swapped and removed", sound=False, note="its update is not the same at every call"
-)
-def submodules_change() -> Stressed:
-    """A projection made when first needed, a head that is exchanged by turns, an old layer thrown away."""
-    seed()
-    model = nn.Module()
-    model.body, model.old, model.head = nn.Linear(6, 12), nn.Linear(3, 3), nn.Linear(12, 3)
-    heads = [model.head, nn.Linear(12, 3)]
-    optimizer = torch.optim.SGD([*model.body.parameters(), *heads[0].parameters(), *heads[1].parameters()], lr=0.1)
-    scaler = new_scaler()
-    calls = 0
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal calls
-        calls += 1
-        if hasattr(model, "old"):
-            del model.old
-        model.head = heads[calls % 2]
-        if calls == 3:
-            model.add_module("extra", nn.Linear(12, 12))
-            optimizer.add_param_group({"params": model.extra.parameters()})
-        optimizer.zero_grad()
-        with half():
-            hidden = F.relu(model.body(x))
-            if hasattr(model, "extra"):
-                hidden = hidden + model.extra(hidden)
-            loss = F.cross_entropy(model.head(hidden), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {
-        "children": lambda: [(name, Same(child)) for name, child in model.named_children()],
-        "heads": lambda: [look(tuple(head.parameters()), grad=False) for head in heads],
-        "calls": lambda: calls,
-    }
-    return step, arguments, standard(arguments) | mine
-
-
-@stress("GAN: requires_grad switched to and fro, noise")
-def gan() -> Stressed:
-    """The discriminator is left frozen at the end of each call; before the audit one of its layers is, the others are not."""
-    seed()
-    generator = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 6))
-    critic = nn.Sequential(nn.Linear(6, 12), nn.LeakyReLU(0.2), nn.Linear(12, 1))
-    for_g, for_c = torch.optim.Adam(generator.parameters(), lr=5e-3), torch.optim.Adam(critic.parameters(), lr=5e-3)
-    critic[2].requires_grad_(False)
-    scaler = new_scaler()
-
-    def bce(logits: Tensor, real: float) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, real))
-
-    def step(x: Tensor, y: Tensor) -> tuple[float, float]:
-        z = torch.randn(len(x), 4)
-        critic.requires_grad_(True)
-        for_c.zero_grad()
-        with half():
-            fake = generator(z)
-            loss_c = bce(critic(x), 1.0) + bce(critic(fake.detach()), 0.0)
-        scaler.scale(loss_c).backward()
-        scaler.step(for_c)
-        critic.requires_grad_(False)
-        for_g.zero_grad()
-        with half():
-            loss_g = bce(critic(fake), 1.0)
-        scaler.scale(loss_g).backward()
-        scaler.step(for_g)
-        scaler.update()
-        return loss_c.item(), loss_g.item()
-
-    arguments = {"model": [generator, critic], "optimizer": [for_g, for_c], "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments) | {"wanted": lambda: [p.requires_grad for p in critic.parameters()]}
-
-
-@stress(
-    "lazy layers without weights yet",
-    sound=False,
-    note="to refuse, and say that they are lazy, is fine; if they stay so",
-)
-def lazy_layers() -> Stressed:
-    """The first pass draws the weights: afterwards they would have to be undrawn, and the generator put back."""
-    seed()
-    model = nn.Sequential(nn.LazyLinear(12), nn.ReLU(), nn.LazyLinear(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {"kinds": lambda: [(type(p).__name__, type(m).__name__) for m in model for p in m.parameters()]}
-    return step, arguments, standard(arguments) | mine
-
-
 # ------------------------------------------------------------------------------------------------------ random numbers
-
-
-@stress("dropout, noise and mixup from torch's generator")
-def torch_randomness() -> Stressed:
-    seed()
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        lam = torch.rand(()).item()
-        mixed = torch.randperm(len(x))
-        x = lam * x + (1 - lam) * x[mixed] + 0.01 * torch.randn_like(x)
-        optimizer.zero_grad()
-        with half():
-            logits = model(x)
-            loss = lam * F.cross_entropy(logits, y) + (1 - lam) * F.cross_entropy(logits, y[mixed])
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments)
-
-
-@stress("mixup with numpy.random, horizontal flips with random")
-def global_randomness() -> Stressed:
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.2), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        lam = np.random.beta(0.4, 0.4)
-        mixed = torch.from_numpy(np.random.permutation(len(x)))
-        if random.random() < 0.5:
-            x = x + 0.01 * random.gauss(0, 1)
-        optimizer.zero_grad()
-        with half():
-            logits = model(lam * x + (1 - lam) * x[mixed])
-            loss = lam * F.cross_entropy(logits, y) + (1 - lam) * F.cross_entropy(logits, y[mixed])
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments)
 
 
 @stress("generators of its own: torch, numpy (old, new), random")
@@ -1593,45 +850,6 @@ def own_generators() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-class Augmented(Dataset):
-    """A data set with noise from a generator of its own, and a count of what was asked of it."""
-
-    def __init__(self) -> None:
-        self.x, self.y = (torch.cat(parts) for parts in zip(*some_batches(), strict=True))
-        self.rng, self.served = np.random.default_rng(5), 0
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        self.served += 1
-        return self.x[i] + 0.05 * torch.from_numpy(self.rng.normal(size=6)).float(), self.y[i]
-
-
-@stress("DataLoader that shuffles, over a data set with randomness", note="the data set's own generator and count, too")
-def data_loader() -> Stressed:
-    """To iterate over it draws from its generators: the reader's first epoch would be another."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.2), new_scaler()
-    data, order = Augmented(), torch.Generator().manual_seed(6)
-    loader = DataLoader(data, batch_size=8, shuffle=True, generator=order, drop_last=True)
-
-    def step(batch: list[Tensor]) -> float:
-        x, y = batch
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": loader}
-    mine = {"order": lambda: look(order), "data set": lambda: look(vars(data)), "loader": lambda: look(vars(loader))}
-    return step, arguments, standard(arguments) | mine
-
-
 # ------------------------------------------------------------------------------------------------------ batches
 
 
@@ -1660,103 +878,6 @@ def batches_changed() -> Stressed:
     batches = [(x, y) for x, y in first]
     arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
     return step, arguments, standard(arguments) | {"the reader's tensors": lambda: look(first)}
-
-
-@stress("dict batches with arrays: popped, changed, added to")
-def dict_batches() -> Stressed:
-    """`batch.pop("labels")` as in many training loops; the numbers are numpy's, some of them in a nested dict."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=2e-2), new_scaler()
-    batches: list[dict[str, Any]] = [
-        {"inputs": x.numpy(), "labels": y, "ids": list(range(len(x)))} for x, y in some_batches()
-    ]
-    for batch in batches:
-        batch["extra"] = {"weight": np.ones(8, np.float32), "seen": [0]}
-
-    def step(batch: dict[str, Any]) -> float:
-        labels = batch.pop("labels")
-        batch["inputs"] -= batch["inputs"].mean(0)
-        batch["extra"]["weight"][::2] *= 0.9
-        batch["extra"]["seen"][0] += 1
-        batch["ids"].reverse()
-        inputs, weight = torch.from_numpy(batch["inputs"]), torch.from_numpy(batch["extra"]["weight"])
-        optimizer.zero_grad()
-        with half():
-            each = F.cross_entropy(model(inputs), labels, reduction="none")
-            loss = (weight * each).mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        batch["loss"] = loss.detach()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-    return step, arguments, standard(arguments) | {"keys": lambda: [list(batch) for batch in batches]}
-
-
-@stress("adversarial: requires_grad_ on the inputs, which keep a gradient")
-def adversarial() -> Stressed:
-    """The fast gradient sign method. The batch is a leaf that gets a gradient: a second one would be added to it."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.2), new_scaler()
-
-    def step(x: Tensor, y: Tensor) -> float:
-        x.requires_grad_(True)
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        attacked = (x + 0.05 * x.grad.sign()).detach()
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(attacked), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {"inputs": lambda: [(x.requires_grad, x.grad is None) for x, _ in arguments["batches"]]}
-    return step, arguments, standard(arguments) | mine
-
-
-@dataclass
-class Graph:
-    """A batch that is an object, as in PyTorch Geometric."""
-
-    x: Tensor
-    y: Tensor
-    marks: dict[str, int] = field(default_factory=dict)
-
-    def to(self, device: str) -> Graph:
-        self.x, self.y = self.x.to(device), self.y.to(device)
-        return self
-
-
-@stress("batches are objects with attributes")
-def object_batches() -> Stressed:
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=2e-2), new_scaler()
-    batches = [Graph(x, y) for x, y in some_batches()]
-
-    def step(data: Graph) -> float:
-        data = data.to("cpu")
-        data.x = data.x * 0.9
-        data.marks["seen"] = data.marks.get("seen", 0) + 1
-        optimizer.zero_grad()
-        with half():
-            logits = model(data.x)
-            loss = F.cross_entropy(logits, data.y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        data.logits = logits.detach()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-    return step, arguments, standard(arguments) | {"graphs": lambda: [look(vars(data)) for data in batches]}
 
 
 # ------------------------------------------------------------------------------------------------------ the process
@@ -1793,35 +914,6 @@ def switches() -> Stressed:
         return loss.item()
 
     arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments)
-
-
-@stress("audited in a process with its switches thrown")
-def switches_before() -> Stressed:
-    """Gradients are off, float64 is the default, autocast has another type, warnings are errors: all of it has to stay."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), new_scaler()
-    batches = some_batches()
-    torch.set_default_dtype(torch.float64)
-    torch.set_autocast_dtype("cpu", torch.float16)
-    torch.set_autocast_cache_enabled(False)
-    torch.set_grad_enabled(False)
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(2)
-    warnings.simplefilter("error")
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            with torch.autocast("cpu"):
-                loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": batches, "loss": cross_entropy}
     return step, arguments, standard(arguments)
 
 
@@ -2171,117 +1263,7 @@ def ema() -> Stressed:
     return step, arguments, standard(arguments) | mine
 
 
-@stress("BYOL: a target network that trails, AveragedModel")
-def byol() -> Stressed:
-    seed()
-    encoder, predictor = net(), nn.Linear(3, 3)
-    online = nn.ModuleDict({"encoder": encoder, "predictor": predictor})
-    target = AveragedModel(encoder, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    optimizer, scaler = torch.optim.SGD(online.parameters(), lr=0.2, momentum=0.9), new_scaler()
-    momentum = 0.9
-
-    def step(x: Tensor, y: Tensor) -> float:
-        nonlocal momentum
-        view = x + 0.1 * torch.randn_like(x)
-        optimizer.zero_grad()
-        with half():
-            ours = predictor(encoder(view))
-            with torch.no_grad():
-                theirs = target(x)
-            loss = 2 - 2 * F.cosine_similarity(ours.float(), theirs.float()).mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        target.update_parameters(encoder)
-        momentum = 1 - (1 - momentum) * 0.98
-        target.multi_avg_fn = get_ema_multi_avg_fn(momentum)
-        return loss.item()
-
-    arguments = {"model": online, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    mine = {
-        "target": lambda: look(tuple(target.parameters())),
-        "averaged": lambda: look(target.n_averaged),
-        "momentum": lambda: (momentum, Same(target.multi_avg_fn)),
-    }
-    return step, arguments, standard(arguments) | mine
-
-
-@stress("Q-learning: replay buffer, target network, running mean of the rewards")
-def q_learning() -> Stressed:
-    """The buffer is sampled from with `random`; the target network is exchanged every third call."""
-    seed()
-    policy = net()
-    target = copy.deepcopy(policy)
-    optimizer, scaler = torch.optim.AdamW(policy.parameters(), lr=1e-2), new_scaler()
-    memory: deque[tuple[Tensor, Tensor, Tensor, Tensor]] = deque(maxlen=40)
-    reward_mean, reward_count, updates = 0.0, 0, 0
-    priorities = np.zeros(40, dtype=np.float32)
-
-    def step(state: Tensor, action: Tensor, reward: Tensor, following: Tensor) -> float:
-        nonlocal reward_mean, reward_count, updates, target
-        for one in zip(state, action, reward, following, strict=True):
-            memory.append(one)
-            reward_count += 1
-            reward_mean += (float(one[2]) - reward_mean) / reward_count
-        chosen = random.sample(range(len(memory)), 8)
-        s, a, r, n = (torch.stack(parts) for parts in zip(*(memory[i] for i in chosen), strict=True))
-        with half():
-            q = policy(s).gather(1, a[:, None])[:, 0]
-            with torch.no_grad():
-                wanted = (r - reward_mean) + 0.9 * target(n).amax(1)
-            loss = F.smooth_l1_loss(q.float(), wanted.float())
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_value_(policy.parameters(), 100)
-        scaler.step(optimizer)
-        scaler.update()
-        priorities[chosen] = (q.detach().float() - wanted.float()).abs().numpy()
-        updates += 1
-        if updates % 3 == 0:
-            target = copy.deepcopy(policy)
-        return loss.item()
-
-    batches = [(x, y, x[:, 0], x.roll(1, 0)) for x, y in some_batches()]
-    arguments = {"model": policy, "optimizer": optimizer, "scaler": scaler, "batches": batches}
-    mine = {
-        "memory": lambda: look(memory),
-        "rewards": lambda: (reward_mean, reward_count, updates),
-        "priorities": lambda: look(priorities),
-        "target": lambda: (Same(target), look(tuple(target.parameters()), grad=False)),
-    }
-    return step, arguments, standard(arguments) | mine
-
-
 # ------------------------------------------------------------------------------------------------------ steps that raise
-
-
-@stress(
-    "ends the process at its last step",
-    sound=False,
-    note="SystemExit is no Exception: it must not pass through either way",
-)
-def exits() -> Stressed:
-    """`sys.exit` from within the step, at the fourth call."""
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), new_scaler()
-    args = SimpleNamespace(max_steps=4, step=0)
-
-    def step(x: Tensor, y: Tensor) -> float:
-        args.step += 1
-        optimizer.zero_grad()
-        with half():
-            loss = F.cross_entropy(model(x), y)
-        if not math.isfinite(loss.item()) or args.step >= args.max_steps:
-            sys.exit(1)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments) | {"args": lambda: look(args)}
 
 
 @stress("SAM that raises while the weights are moved", sound=False, note="raises when a gradient is not finite")
@@ -2332,36 +1314,3 @@ def sam_raises() -> Stressed:
         "calls": lambda: calls,
     }
     return step, arguments, standard(arguments) | mine
-
-
-@stress(
-    "raises with autocast open and switches thrown",
-    sound=False,
-    note="raises at once; the scaler has been used, unscaled",
-)
-def raises_at_once() -> Stressed:
-    seed()
-    model = net()
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-2), new_scaler()
-    logged: list[float] = []
-
-    def step(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        autocast = torch.autocast("cpu", dtype=torch.float16)
-        autocast.__enter__()
-        model.eval()
-        loss = F.cross_entropy(model(x), y)
-        torch.use_deterministic_algorithms(True)
-        torch.set_default_dtype(torch.float64)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.set_grad_enabled(False)
-        logged.append(loss.detach())
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(0.5)
-        x.zero_()
-        raise KeyError("lr")
-
-    arguments = {"model": model, "optimizer": optimizer, "scaler": scaler, "batches": some_batches()}
-    return step, arguments, standard(arguments) | {"logged": lambda: look(logged)}

@@ -92,7 +92,7 @@ def test_says_what_was_judged() -> None:
     ):
         assert behaviour in report.checked
     left = dict(report.not_checked)
-    assert "whole groups" in left["shorter last group"]
+    assert "no argument `last`" in left["shorter last group"]
     assert "same size" in left["unequal micro-batches"]
     bare = audit(RIGHT["no_scaler"](other := Scene(torch.bfloat16)), **{**other.objects, "loss": None})
     assert set(dict(bare.not_checked)) == {"loss scale", "gradient", "overflow"}

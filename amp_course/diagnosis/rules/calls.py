@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -248,6 +249,19 @@ def check_schedule(updates: Sequence[Update], training: Training, accumulate: in
             continue
         if all(_moved_first(update, number, owner) for update in updates):
             yield finding("scheduler-before-optimizer")
+
+
+def overwritten_rates(updates: Sequence[Update], training: Training, rates: Sequence[float]) -> Iterator[str]:
+    """Yield where the second update steps with other rates than the scheduler left after the first."""
+    for number, scheduler in enumerate(training.schedulers):
+        of = next(
+            (n for n, one in enumerate(training.optimizers) if one is getattr(scheduler, "optimizer", None)), None
+        )
+        if of is None or not updates[0].called("scheduler", number) or not updates[1].steps(of):
+            continue
+        used = updates[1].steps(of)[0].rate
+        if not math.isclose(used, rates[of], rel_tol=1e-6) and not _moved_first(updates[1], number, of):
+            yield f"the rate of the step is {used:g}, and the scheduler's is {rates[of]:g}"
 
 
 def _moved_first(update: Update, scheduler: int, owner: int) -> bool:

@@ -59,7 +59,8 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
             count = f"{len(slot.parameters)} parameters"
             yield f"{_listed(without, names)} of the optimizer's {count} never get a gradient."
         stepped = [slot.parameters[n] for n in sorted(found) if id(slot.parameters[n]) not in names]
-        if stepped and names and any(id(p) in names for p in slot.parameters):
+        masters = max(training.twins(number) or [-1]) >= 0
+        if stepped and not masters and any(id(p) in names for p in slot.parameters):
             yield (
                 f"The optimizer also steps {len(stepped)} parameters of no model that was passed, and "
                 "they get gradients."
