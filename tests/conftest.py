@@ -36,6 +36,11 @@ DIAGNOSIS = "diagnosis"
 def pytest_ignore_collect(collection_path, config):
     if config.option.markexpr == "gpu" and collection_path != HERE:
         return not collection_path.is_relative_to(HERE / "gpu") or None
+    if config.option.markexpr == "slow" and collection_path.suffix == ".py":
+        # To import a file, and to make its tests, takes time: only if it or its folder has the mark
+        near = (collection_path, collection_path.with_name("conftest.py"))
+        text = "".join(path.read_text("utf-8") for path in near if path.is_file())
+        return f"mark.{config.option.markexpr}" not in text or None
 
 
 TIMEOUT = 120  # seconds for each test

@@ -57,7 +57,8 @@ PARTS = {
 ON_DEMAND = {
     "slow": (
         "benchmarks, whole trainings, real processes, each panel in JupyterLab",
-        pytest("-q", "-n", "3", "--dist", "worksteal", "-m", "slow"),  # three, for many wait for time to pass
+        # Three, for many wait for time to pass; by file, for its tests share what takes long to make
+        pytest("-q", "-n", "3", "--dist", "loadfile", "-m", "slow"),
     ),
     "solutions": (
         "each cell of the solutions shows what is stored",

@@ -36,6 +36,7 @@ def run(path, out, deadline):
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
         coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=40"],  # it warns of plain TCP
     )
     problems, began = [], time.monotonic()
     try:

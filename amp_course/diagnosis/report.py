@@ -222,9 +222,6 @@ class Report:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
 
-Diagnosis = Report  # its old name, until all is moved
-
-
 def _plain_line(line: str) -> str:
     """Return what a terminal shows of a line: no colours, and of a progress bar its last state."""
     return _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amp_course.diagnosis.report import Diagnosis
+    from amp_course.diagnosis.report import Report
     from amp_course.doctor.own_step import doctor
     from amp_course.doctor.script import examine_script
 
-__all__ = ["Diagnosis", "doctor", "examine_script"]
-_MODULES = {"Diagnosis": "diagnosis.report", "doctor": "doctor.own_step", "examine_script": "doctor.script"}
+__all__ = ["Report", "doctor", "examine_script"]
+_MODULES = {"Report": "diagnosis.report", "doctor": "doctor.own_step", "examine_script": "doctor.script"}
 
 
 def __getattr__(name: str) -> Any:

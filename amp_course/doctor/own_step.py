@@ -14,7 +14,7 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import several
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.faults import in_order
+from amp_course.diagnosis.catalogue import in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.updates import ADVISED

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.faults import UNDER_STRESS, finding, in_order
+from amp_course.diagnosis.catalogue import finding, in_order
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report, finding_of, listed
 from amp_course.diagnosis.rules.updates import ADVISED
@@ -25,6 +25,8 @@ from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
 STEPS, SECONDS = 100, 120.0
+# What an update with an inf in its gradients can show.
+UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
 _SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
 _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amp_course.checking.explain import short
-from amp_course.diagnosis.faults import finding
+from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.kit.markup import without_codes
