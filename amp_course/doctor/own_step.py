@@ -19,7 +19,7 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.examiner import Examiner
-from amp_course.doctor.reasons import facts
+from amp_course.doctor.reasons import facts, placed
 from amp_course.doctor.speed import time_facts
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
 
@@ -133,7 +133,7 @@ def _together(
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
     return Report(
-        in_order(found),
+        tuple(placed(one, seen) for one in in_order(found)),
         ("values", "weights", *judged.checked) if seen["updates"] else judged.checked,
         judged.not_checked,
         tuple(dict.fromkeys([*judged.observations, *seen["observed"]])),

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import count, listed
 from amp_course.doctor.running import Outcome
 from amp_course.doctor.speed import machine_facts
 
 ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
+# Behaviour → the kinds of events that a fault of it is about, the first that there is.
+_CALLS = {
+    "backward": ("backward",), "autocast": ("region",), "steps": ("step", "scaler.step"), "updates": ("update", "unscale"),
+    "scheduler": ("scheduler",), "clearing": ("backward",), "clipping": ("clip",), "loss scale": ("step", "scaler.step"),
+    "overflow": ("step", "scaler.step"),
+}  # fmt: skip
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 _TERMINAL = re.compile(r"stty: |Inappropriate ioctl|not a tty|not a terminal", re.IGNORECASE)
 
@@ -120,7 +129,7 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     one = trained[0]
     how = {
         "steps": "as many as asked for", "time": "its time was up", "end": "the script ended", "exit": "the script ended",
-        "error": "the script raised an exception",
+        "error": "an exception ended it",
     }[one["ended"]]  # fmt: skip
     if one["ended"] == "steps" and one["updates"] < one["asked"]:
         how = f"of {one['asked']} that were asked for: they take long, and these are enough"
@@ -170,3 +179,11 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         yield "what an overflow would do", "no update with finite gradients was left to put an inf into"
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
+
+
+def placed(one: Finding, result: dict[str, Any]) -> Finding:
+    """Return a finding with the line that made the calls which it is about, if it names no line yet."""
+    lines = [result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ())]
+    file, number = next(filter(None, lines), ("", 0))
+    known = one.place or not file or any("line" in key for key in one.evidence)
+    return one if known else replace(one, place=f"{os.path.basename(file)}:{number}")

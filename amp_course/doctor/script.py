@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from amp_course.diagnosis.findings import Finding, finding_of
 from amp_course.diagnosis.report import Report, listed
 from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.files import put_back
-from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, reason
+from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, placed, reason
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
@@ -29,12 +28,6 @@ STEPS, SECONDS = 100, 120.0
 # What an update with an inf in its gradients can show.
 UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
 _SPARE = 3  # updates at a script's end: one that is given an inf, one after it, and one that shows that this is over
-# Behaviour → the kinds of events that a fault of it is about, the first that there is.
-_CALLS = {
-    "backward": ("backward",), "autocast": ("region",), "steps": ("step", "scaler.step"), "updates": ("update", "unscale"),
-    "scheduler": ("scheduler",), "clearing": ("backward",), "clipping": ("clip",), "loss scale": ("step", "scaler.step"),
-    "overflow": ("step", "scaler.step"),
-}  # fmt: skip
 _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
     "whole weights on one process; `first_nonfinite` works on a rank of it, too."
@@ -159,7 +152,7 @@ def _report(
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
     sharded = any(one.get("sharded") for one in results)
     left_out = ADVISED | ({"script-raises"} if sharded else set())
-    named = [_placed(finding_of(one), result) for result in results for one in result["findings"]]
+    named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     named += check_ranks(trained)
     findings = in_order(one for one in named if one.name not in left_out)
     advice = [one for one in named if one.name in ADVISED]
@@ -190,14 +183,6 @@ def _report(
         output=outcome.lines if failed else (),
         device=trained[0]["device"].partition(":")[0] if trained else "cuda",
     )  # fmt: skip
-
-
-def _placed(one: Finding, result: dict[str, Any]) -> Finding:
-    """Return a finding with the line that made the calls which it is about, if it names no line yet."""
-    lines = [result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ())]
-    file, number = next(filter(None, lines), ("", 0))
-    known = one.place or not file or any("line" in key for key in one.evidence)
-    return one if known else replace(one, place=f"{os.path.basename(file)}:{number}")
 
 
 def _short(path: str) -> str:

@@ -287,8 +287,10 @@ class Observer:
                 self._settle(stepping)
         number = self.number_of(optimizer)
         if self.graphs and number >= 0:
-            parameters = self.training.slots[number].parameters
-            self._after_step[number] = [p.detach().clone() for p in parameters]
+            self._keep_weights(number)
+
+    def _keep_weights(self, number: int) -> None:
+        self._after_step[number] = [p.detach().clone() for p in self.training.slots[number].parameters]
 
     @torch.no_grad()
     def _used(self, stepping: _Stepping, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:

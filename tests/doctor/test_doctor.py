@@ -323,7 +323,7 @@ def test_no_process_is_left_and_no_folder(tmp_path: Path) -> None:
     sleeps = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)', '{mark}'])"
     path.write_text(f"import subprocess, sys, time\n{sleeps}\ntime.sleep(99)\n")
     found = examine_script(path, seconds=8)
-    assert found.exit_code == 2 and "In 8 seconds" in found.problem
+    assert found.exit_code == 2 and "8 seconds it" in found.problem
     running = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert mark not in running and [*tmp_path.iterdir()] == [path]
 
