@@ -63,7 +63,14 @@ class Precisions:
     @property
     def verdict(self) -> str:
         """What the comparison says, in a sentence or two."""
-        fine = {one.way: one.finite for one in self.outcomes}
+        raised = [one for one in self.outcomes if one.raised]
+        if raised:
+            ways = " and ".join(one.way.removeprefix("amp_") for one in raised)
+            return f"It does not run in {ways} ({raised[0].raised}), so that says nothing. {self._verdict()}"
+        return self._verdict()
+
+    def _verdict(self) -> str:
+        fine = {one.way: one.finite for one in self.outcomes if not one.raised}
         if not fine.get("fp64", True):
             return (
                 "Not finite in fp64 either: no format is to blame. Look for the formula (a division by 0, the log of 0, a whole "
@@ -71,8 +78,9 @@ class Precisions:
             )
         if not fine.get("fp32", True):
             return (
-                "Finite in fp64 and not in fp32: a value leaves the range of fp32, or a difference of close numbers becomes 0. "
-                "Rewrite the formula, for example subtract the maximum before `exp`; AMP has no part in it."
+                f"{'Finite in fp64 and not' if 'fp64' in fine else 'Not finite'} in fp32: a value leaves the range of "
+                "fp32, or a difference of close numbers becomes 0. Rewrite the formula, for example subtract the maximum "
+                "before `exp`; AMP has no part in it."
             )
         low = [way for way in ("amp_bf16", "amp_fp16") if not fine.get(way, True)]
         if low == ["amp_fp16"]:
@@ -89,6 +97,8 @@ class Precisions:
         if bad:
             told = ", ".join(f"{one.error:.0%} in {one.way}" for one in bad)
             return f"All finite, but gradients differ from those in fp64 by {told} of their norm: look at what is lost there."
+        if "fp64" not in fine:
+            return "All others are finite; without fp64 there is nothing to compare their gradients with."
         return "All finite, and close to the gradients in fp64: this step is not where the trouble begins."
 
     def rows(self) -> list[list[str]]:

@@ -88,7 +88,12 @@ class Nonfinite:
                 "such a step and lowers its scale. That is normal while it looks for its scale."
             )
         if self.buried:
-            lines.append("Made, but reached nothing: " + "; ".join(map(str, self.buried[:3])) + ".")
+            lines.append(
+                "Made, but gone by the end: "
+                + "; ".join(map(str, self.buried[:3]))
+                + ". Masked on purpose, or an overflow that "
+                "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` tells."
+            )
         if self.compiled:
             lines.append(COMPILED)
         return lines

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,14 @@ from amp_course.watching import taps
 from amp_course.watching.births import Birth, Frame, Line, Phase, Sink, caller
 from amp_course.watching.values import (
     INF,
+    MINUS_INF,
     NAN,
+    Values,
     extremes,
     infinite_constants,
     is_finite,
     look_at,
+    within,
 )
 
 _KEPT = 12  # ops before a birth that are told
@@ -57,6 +60,7 @@ _OVERWRITE = {
     "log_normal_",    "_foreach_copy_", "_foreach_zero_",
 }  # fmt: skip
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+_SCALER: tuple[Sink, str] = ("scaler", "the GradScaler")
 _SILENT = ("running_mean", "running_var")  # that batch norm writes to without saying so in its schema
 
 
@@ -83,6 +87,8 @@ class Watch(TorchDispatchMode):
         self._roots: WeakSet[nn.Module] = WeakSet()
         self._names: dict[int, tuple[Sink, str]] = {}  # id of a parameter or buffer → what it is
         self._open: list[nn.Module] = []
+        self._leaves: list[ref[Tensor]] = []  # that got a gradient, and are no model's
+        self._read: tuple[Birth, ...] = ()  # of the last number that was read and is not finite
         self._stepping = 0
         self._passes = 0
         self._thread = threading.get_ident()
@@ -130,7 +136,11 @@ class Watch(TorchDispatchMode):
 
     @torch.no_grad()
     def look_at_weights(self) -> None:
-        """See what has arrived in the gradients, weights and buffers of the models that were called."""
+        """See what has arrived in the weights of the step, their gradients, and the buffers of the models."""
+        for leaf in (one() for one in self._leaves):
+            if leaf is not None and leaf.grad is not None and not self._is_skipped(leaf.grad):
+                self._arrive(leaf.grad, "gradient", f"a weight of shape {tuple(leaf.shape)}")
+        self._leaves.clear()
         for model in list(self._roots):
             for parameter in model.parameters():
                 name = self._names.get(id(parameter), ("weight", "a weight"))[1]
@@ -144,7 +154,7 @@ class Watch(TorchDispatchMode):
     def _is_skipped(self, grad: Tensor) -> bool:
         """Tell whether a scaler has seen what a gradient holds: then it skips the step, and the next `zero_grad` clears it."""
         births, _ = self._known(grad)
-        return bool(births) and all(("scaler", "the GradScaler") in birth.reached for birth in births)
+        return bool(births) and all(_SCALER in birth.reached for birth in births)
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._passes and not self._elsewhere():
@@ -155,6 +165,17 @@ class Watch(TorchDispatchMode):
             return original(tensors, *args, **kwargs)
         finally:
             self._passes -= 1
+            if self._births_of and not self._passes:
+                self._leaves += [ref(leaf) for leaf in leaves_of(tensors_in(tensors)) if id(leaf) not in self._names]
+
+    def look_at_result(self, result: Any) -> None:
+        """See what has arrived in a number that a step returned: its loss."""
+        for tensor in tensors_in(result):
+            if tensor.numel() == 1:
+                self._arrive(tensor, "loss", "the returned loss")
+        if isinstance(result, float) and not math.isfinite(result):
+            for birth in self._read:
+                birth.reached[("loss", "the returned loss")] = None
 
     # ---- where we are ----
 
@@ -220,14 +241,21 @@ class Watch(TorchDispatchMode):
         return self._run(func, op, args, kwargs)
 
     def _run(self, func: Any, op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if op.name == "_local_scalar_dense" and not is_finite(args[0]):
+            self._read = self._known(args[0])[0]
         if op.unset:
             result = func(*args, **kwargs)
             for tensor in tensors_in(result):
                 self._forget(tensor)
             return result
         written = [tensor for place in op.written for tensor in tensors_in(_argument(place, args, kwargs))]
-        spoilt = [] if op.overwrites else [one for one in written if not is_finite(one)]
-        took = [look_at(one) for one in spoilt]  # before it is gone
+        before = [] if op.overwrites else [(one, extremes(one)) for one in written]  # it is gone afterwards
+        spoilt = [one for one, found in before if found is not None and not all(map(math.isfinite, found))]
+        took = [
+            look_at(one) if any(one is other for other in spoilt) else within(one, found)
+            for one, found in before
+            if found is not None
+        ]
         origins = {id(one): self._known(one) for one in spoilt}
         result = func(*args, **kwargs)
         gave = list({id(one): one for one in (*tensors_in(result), *written)}.values())
@@ -243,7 +271,8 @@ class Watch(TorchDispatchMode):
         if phase != "backward":
             self._remember()
         if not finite:
-            self._look(func, op, args, kwargs, gave, written, spoilt, took, origins, phase)
+            overwritten = [one for one, found in before if found is not None]
+            self._look(func, op, args, kwargs, gave, written, overwritten, took, origins, phase)
         elif self._births_of:
             for tensor in written:
                 self._forget(tensor)
@@ -272,18 +301,18 @@ class Watch(TorchDispatchMode):
         kwargs: Any,
         gave: Sequence[Tensor],
         written: Sequence[Tensor],
-        spoilt: Sequence[Tensor],
-        took_spoilt: list[Any],
+        overwritten: Sequence[Tensor],
+        took_overwritten: Sequence[Values],
         origins_spoilt: dict[int, tuple[tuple[Birth, ...], tuple[str, ...]]],
         phase: Phase,
     ) -> None:
         """Tell whether this op made what is not finite, or passes it on; note it for what it gave."""
         skip = {id(one) for one in written}
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
-        values = [*map(look_at, read), *took_spoilt]
+        values = [*map(look_at, read), *took_overwritten]
         births: dict[int, Birth] = {}
         given: list[str] = []
-        for tensor, value in zip([*read, *spoilt], values, strict=True):
+        for tensor, value in zip([*read, *overwritten], values, strict=True):
             if value.holds:
                 known, names = origins_spoilt[id(tensor)] if id(tensor) in origins_spoilt else self._known(tensor)
                 births |= {one.number: one for one in known}
@@ -295,11 +324,10 @@ class Watch(TorchDispatchMode):
             for tensor in gave:
                 self._mark(tensor, tuple(births.values()))
             for one in births.values():
-                one.reached[("scaler", "the GradScaler")] = None
+                one.reached[_SCALER] = None
             return
-        # An infinity may be meant; a NaN made of one never is. A new infinity next to an old one counts as passed on.
-        result: tuple[Birth, ...]
-        new = (NAN in left and NAN not in entered) or not entered
+        # An infinity may be meant; a NaN made of one never is.
+        new = (NAN in left and NAN not in entered) or not entered or _in_new_places(func, op, args, read, written, gave)
         if new:
             worst = max((one for one in made if one.holds), key=lambda one: (NAN in one.holds, INF in one.holds))
             meant = NAN not in worst.holds and infinite_constants([*args, *kwargs.values()])
@@ -307,9 +335,9 @@ class Watch(TorchDispatchMode):
                 op, worst, values, phase, written, tuple(births.values()), tuple(dict.fromkeys(given)), meant
             )
             self.births.append(birth)
-            result = (birth,)
-        else:
-            result = tuple(births.values())
+            if births and all(_SCALER in one.reached for one in births.values()):
+                birth.reached[_SCALER] = None  # of gradients that the scaler has seen: it skips this one, too
+        result: tuple[Birth, ...] = (birth,) if new else tuple(births.values())
         for tensor, value in zip(gave, made, strict=True):
             if value.holds:
                 self._mark(tensor, result, () if new else tuple(dict.fromkeys(given)))
@@ -374,10 +402,13 @@ class Watch(TorchDispatchMode):
 
     def _arrive(self, tensor: Tensor, kind: Sink, name: str) -> None:
         """Note that what a tensor holds has done harm, if it holds inf or NaN."""
-        with self.aside():
-            finite = is_finite(tensor)
-        if finite:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of vmap: its values cannot be read
             return
+        with self.aside():
+            if is_finite(tensor):
+                return
+            if kind in ("output", "buffer") and look_at(tensor).holds == {MINUS_INF}:  # a mask's, on purpose
+                return
         births, given = self._known(tensor)
         for birth in births:
             birth.reached[(kind, name)] = None
@@ -402,6 +433,43 @@ class _Op:
             if (argument.alias_info is not None and argument.alias_info.is_write)
             or ("batch_norm" in self.name and argument.name in _SILENT)
         ]
+
+
+def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves of graphs: what a backward pass through these tensors gives a gradient."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(waiting)
+    found = []
+    while waiting:
+        node: Any = waiting.pop()
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
+
+
+def _in_new_places(
+    func: Any, op: _Op, args: Any, read: Sequence[Tensor], written: Sequence[Tensor], gave: Sequence[Tensor]
+) -> bool:
+    """Tell of an op that works number by number, or adds a product, whether it made inf or NaN where none went in."""
+    if written or len(gave) != 1:
+        return False
+    sources = read
+    if op.name in ("addmm", "baddbmm", "addmv"):
+        if not all(is_finite(one) for one in read if one is not args[0]):
+            return False
+    elif torch.Tag.pointwise not in func.tags:
+        return False
+    new = ~gave[0].isfinite()
+    for one in sources:
+        try:
+            new &= one.isfinite()
+        except RuntimeError:  # a shape that does not fit: a factor of the product
+            continue
+    return bool(new.any())
 
 
 @functools.cache

@@ -44,7 +44,7 @@ class Values:
     def __str__(self) -> str:
         """Describe them in a few words. Example: → "float16 up to 11.9", "float16 with inf (3.1 % of it)" """
         if self.finite:
-            return f"{self.dtype} up to {self.largest:.4g}"
+            return self.dtype if math.isnan(self.largest) else f"{self.dtype} up to {self.largest:.4g}"
         kinds = " and ".join(kind for kind in (INF, MINUS_INF, NAN) if kind in self.holds)
         return f"{self.dtype} with {kinds} ({_percent(self.share)} of it)"
 
@@ -96,6 +96,12 @@ def look_at(tensor: Tensor) -> Values:
     largest, least = (float(sizes.max()), float(sizes.min())) if left.numel() else (math.nan, math.nan)
     holds = frozenset(kind for kind, there in kinds.items() if there)
     return Values(name, shape, largest, holds, 1.0 - float(finite.double().mean()), least)
+
+
+def within(tensor: Tensor, found: tuple[float, float]) -> Values:
+    """Return what `extremes` tells of a tensor that is finite."""
+    largest = max(map(abs, found))
+    return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), largest, frozenset(), 0.0)
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:

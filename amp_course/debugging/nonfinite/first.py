@@ -61,7 +61,7 @@ def first_nonfinite(
                     watch.step = number
                     args, kwargs = arguments_for(step, cloned(batch))
                     try:
-                        step(*args, **kwargs)
+                        watch.look_at_result(step(*args, **kwargs))
                     except Exception as raised:
                         error = raised
                     watch.look_at_weights()
