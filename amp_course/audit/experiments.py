@@ -42,7 +42,7 @@ class Experiment:
 
     needs:  state → False if the experiment tells nothing of this step
     leaves: behaviours that are then not judged
-    why:    state → the reason
+    why:    state → the reason, "" if it needs no saying
     """
 
     name: str
@@ -60,7 +60,7 @@ def run_all(state: State) -> None:
             if one.needs(state):
                 one.run(state)
                 continue
-            for behaviour in one.leaves:
+            for behaviour in one.leaves if one.why(state) else ():
                 protocol.leave_out(behaviour, one.why(state))
     except TimeUp:
         why = f"a call of the step did not finish within {state.run.seconds:g} seconds"
@@ -223,7 +223,7 @@ def _scale_can_grow(state: State) -> bool:
 
 
 def _unsteady(state: State) -> str:
-    return state.unsteady if _calls_are_right(state) else _FIX_FIRST
+    return state.unsteady if _calls_are_right(state) else ""
 
 
 EXPERIMENTS = (

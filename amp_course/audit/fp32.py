@@ -268,6 +268,8 @@ class AgainstFp32:
 
     def _check_short(self, update: Update, number: int) -> Iterator[Finding]:
         used = first_use(update, number)
+        if used is not None and not near(along(used.step.gradient.values, used.step.given.values)[0], 1.0):
+            raise Incomparable("the optimizer itself divides or clips its gradients")
         if used is None:
             yield finding("last-group-mean", micro_batches=self.run.accumulate - 1, steps=0)
             return

@@ -144,9 +144,9 @@ def check_scale_growth(state: State) -> None:
     run = state.run
     run.restart()
     for scaler in run.training.scalers:
-        state = scaler.state_dict()
-        if "growth_interval" in state:
-            scaler.load_state_dict({**state, "_growth_tracker": int(state["growth_interval"]) - 1})
+        now = scaler.state_dict()
+        if "growth_interval" in now:
+            scaler.load_state_dict({**now, "_growth_tracker": int(now["growth_interval"]) - 1})
     grown = run.update()
     if grown.error is None:
         steady = not state.unsteady and state.known is not None

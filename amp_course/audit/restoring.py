@@ -45,7 +45,7 @@ def holds_same(one: Any, was: Any) -> bool:
 def refill(one: Any, was: Any) -> None:
     """Give a container its old content."""
     if isinstance(one, dict):
-        kind = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
+        kind: Any = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
         kind.clear(one)
         for key, value in was.items():
             kind.__setitem__(one, key, value)

@@ -253,7 +253,14 @@ class Snapshot:
             for module in named & sys.modules.keys() - one.__globals__.keys():
                 self._children(module, (sys.modules[module],))  # imported in the function
         self._attributes(name, vars(one))
-        self._children(name, (one.__defaults__, one.__kwdefaults__))
+        defaults = one.__defaults__
+
+        def put() -> None:
+            if one.__defaults__ is not defaults:
+                one.__defaults__ = defaults
+
+        self._puts.append((name, put))
+        self._children(name, (defaults, one.__kwdefaults__))
         for variable, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
             self._children(variable, (cell,))
 
