@@ -56,10 +56,10 @@ def check_overflow(state: State) -> None:
             return _raised(run, protocol, [poisoned, clean])
         if protocol.names & {"overflow-not-skipped", "no-update-after-skip", "kept-after-skip"}:
             return None
-    for number, place in known.items() if not protocol.found else ():
+    for number, at in known.items() if not protocol.found else ():
         outcomes = []
         for last in (False, True):
-            outcomes.append(run.repeat(Meddling(poison=frozenset([place]), last=last)))
+            outcomes.append(run.repeat(Meddling(poison=frozenset([at]), last=last)))
             hidden = list(check_hidden(outcomes, number))
             if not hidden:
                 break

@@ -70,7 +70,7 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         twice = len(owners) - len(set(owners))
         yield f"{twice} parameters are in more than one optimizer: each of its steps moves them."
     modes = updates[0].modes
-    drops = [m for m in modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", 1.0)]
+    drops = [m for m in modes if isinstance(m, _OF_A_MODE) and getattr(m, "p", True)]
     if drops and not any(modes[m] for m in drops) and not any(modes.values()):
         kinds = ", ".join(sorted({type(m).__name__ for m in drops}))
         yield f"The model trains in evaluation mode, `eval()`, and has layers that differ in it ({kinds})."
