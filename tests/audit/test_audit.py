@@ -192,12 +192,12 @@ def test_reads_well() -> None:
         scene.optimizer.zero_grad()
 
     wrong = audit(by_hand, **scene.objects)
-    assert repr(wrong).startswith("Audit: 1 finding\n  still-scaled: ")
+    assert repr(wrong).startswith("1 fault found in the step\n\n1. still-scaled: ")
     assert "loss scales: 1024 and 256" in repr(wrong)
     page = wrong._repr_html_()
     assert "<code>scaler.step(optimizer)</code>" in page and "still-scaled" in page
     right = audit(plain(scene := Scene()), **scene.objects)
-    assert repr(right).startswith("Audit: no fault in ")
+    assert repr(right).startswith("No fault found in the step")
     assert "No fault" in right._repr_html_()
 
 
