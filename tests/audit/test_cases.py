@@ -34,5 +34,6 @@ def test_a_sound_step_is_not_accused(case: Case) -> None:
 
 def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
     deserved = {name for case in BROKEN for name in case.faults}
-    assert set(FAULTS) - deserved <= {"batch-does-not-fit"}
+    of_whole_trainings = {"micro-batches-dropped"}  # only the doctor sees one
+    assert set(FAULTS) - deserved - of_whole_trainings <= {"batch-does-not-fit"}
     assert not [name for name, n in collections.Counter(case.name for case in [*BROKEN, *SOUND]).items() if n > 1]
