@@ -109,7 +109,7 @@ class MachineReport:
         return [
             ("device", f"{self.device}: {self.device_name}{capability}"),
             ("memory", memory),
-            ("CPU", f"{self.cpu_cores} cores for this process, {self.threads} threads for torch"),
+            ("CPU", f"cores for this process: {self.cpu_cores}; threads of torch: {self.threads}"),
             ("torch", self.torch_version + cuda),
             ("Python", f"{self.python_version} on {self.platform}"),
         ]

@@ -31,10 +31,11 @@ _SHEET = f"""<style>
 @container (min-width: 960px) {{
   .amp-side-by-side {{ display: grid; grid-template: auto 1fr / 21em minmax(0, 1fr); column-gap: 20px; align-items: start }}
   .amp-side-by-side > .amp-controls {{ grid-row: 1 / 3 }}
-  .amp-controls .widget-inline-hbox {{ flex-wrap: wrap; width: 100% !important; height: auto }}
+  .amp-controls .widget-inline-hbox {{
+    flex-wrap: wrap; width: 100% !important; height: auto; margin: 2px 0 }}
   .amp-controls .widget-inline-hbox > .widget-label {{ width: 100% !important; text-align: left; line-height: 20px }}
   .amp-controls .widget-dropdown > select {{ height: 28px }}
-  .amp-controls .slider-container {{ flex: 1 1 0; min-width: 0 }}
+  .amp-controls .slider-container {{ flex: 1 1 0; min-width: 0; margin-left: 13px }}
   .amp-controls .amp-long .slider-container {{ flex: 1 0 90% }}
   .amp-controls .widget-hbox {{ width: 100%; margin-left: 0 !important }}
   .amp-controls .jupyter-button {{ flex: 1 1 auto }}

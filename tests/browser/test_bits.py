@@ -1,14 +1,13 @@
 """Chapter 01's panel in a real browser: turn bits by mouse and by keyboard, type numbers good and bad."""
 
-import io
 import re
 
 import pytest
-from PIL import Image
 from playwright.sync_api import expect
 
 from tests.browser.conftest import SCREENSHOTS
 from tests.browser.notebook import cell_with, errors, open_notebook, press, run_all, settle
+from tests.browser.pictures import few_colours
 
 
 def bit(panel, weight):
@@ -94,7 +93,7 @@ def test_64_bits_stay_within_the_panel_at_any_width(panel, page, portray):
 
 @pytest.mark.screenshots
 def test_animation(panel, page):
-    """Play with the panel for ten pictures; docs/images/bits.gif is such an animation, and bits.png its first picture."""
+    """Play with the panel for ten pictures; docs/images has such an animation, bits.gif, and its start, bits.png."""
     value, text = panel.locator(".amp-value"), panel.get_by_role("textbox").first
     bottom = panel.get_by_role("row", name="fp32")  # what is above it is the story
     pictures = []
@@ -104,13 +103,14 @@ def test_animation(panel, page):
         settle(page)
         frame, end = panel.bounding_box(), bottom.bounding_box()
         height = pictures[0].height if pictures else end["y"] + end["height"] - frame["y"]
-        clip = {"x": frame["x"], "y": frame["y"], "width": 800, "height": height}
-        pictures.append(Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("P", palette=Image.Palette.ADAPTIVE))
+        clip = {"x": frame["x"], "y": frame["y"], "width": frame["width"], "height": height}
+        pictures.append(few_colours(page.screenshot(clip=clip), like=pictures[0] if pictures else None))
 
-    page.set_viewport_size({"width": 1500, "height": 1400})
     text.fill("2049")
     text.press("Enter")
     take("2048")
+    SCREENSHOTS.mkdir(exist_ok=True)
+    few_colours(panel.screenshot()).save(SCREENSHOTS / "bits.png", optimize=True)
     press(page, panel.get_by_role("button", name="next ▸"), "Space")
     take("2050")
     choose_format(panel, "bf16")
@@ -128,5 +128,4 @@ def test_animation(panel, page):
     press(page, panel.get_by_role("button", name="next ▸"), "Space")
     take("inf")
     first, *others = pictures
-    SCREENSHOTS.mkdir(exist_ok=True)
     first.save(SCREENSHOTS / "bits.gif", save_all=True, append_images=others, duration=1400, loop=0, optimize=True)

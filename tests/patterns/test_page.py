@@ -31,7 +31,7 @@ def test_each_behaviour_is_right_wrong_or_not_judged():
     assert said["objects"] == ("right", BEHAVIOURS["objects"])
     assert said["clipping"] == ("wrong", "clipped-while-scaled")
     assert said["overflow"] == ("not judged", "no scaler")
-    assert said["gradient"] == ("not judged", "fix the faults above first")
+    assert said["gradient"] == ("not judged", "fix the faults first")
     assert judgements(Report((), ("objects",)))[1].word == "was not asked for"
 
 

@@ -53,7 +53,7 @@ def judgements(audit: Report) -> list[Judgement]:
     """Return what an audit says of each behaviour, in the order in which they are judged."""
     reasons = dict(audit.not_checked)
     # A fault may hide what comes after it: those behaviours cannot be judged yet.
-    otherwise = "fix the faults above first" if audit.findings else "was not asked for"
+    otherwise = "fix the faults first" if audit.findings else "was not asked for"
     found: list[Judgement] = []
     for behaviour, holds in BEHAVIOURS.items():
         faults = [one.name for one in audit.findings if one.behaviour == behaviour]
