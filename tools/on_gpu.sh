@@ -74,7 +74,7 @@ notebooks() {
 }
 
 loop() {
-    local doctor=("$python" -m amp_course doctor --timeout 40)
+    local doctor=("$python" -m amp_course doctor --timeout "$(($1 / 2))")
     "$python" tools/gpu_loop.py --explain || return 1
     "${doctor[@]}" tools/gpu_loop.py || return 1
     "${doctor[@]}" --html "$out/doctor.html" --force tools/gpu_loop.py --clip-scaled

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,17 +130,12 @@ def test_threads_that_crowd_each_other_are_no_other_program(monkeypatch):
     assert quick(training(after=after)[0], batches()).timing.waited == 0
 
 
-@pytest.mark.parametrize(
-    ("worked", "said"),
-    [
-        (
-            1.9,
-            "The loader's 2 workers compete with the training for the 4 cores: one of them waited "
-            "for a CPU 60% of the time",
-        ),
-        (1.0, "Close other programs"),
-    ],
+COMPETE = (
+    "The loader's 2 workers compete with the training for the 4 cores: one of them waited for a CPU 60% of the time."
 )
+
+
+@pytest.mark.parametrize(("worked", "said"), [(2.9, COMPETE), (0.1, "Close other programs")])
 def test_workers_that_fill_the_cores_are_no_other_program(monkeypatch, worked, said):
     """On 4 cores, beside a step that runs on one: who has most of the other three?"""
     FakeMachine(monkeypatch, 0.6)
@@ -151,11 +147,19 @@ def test_workers_that_fill_the_cores_are_no_other_program(monkeypatch, worked, s
     found = quick(training()[0], DataLoader(TensorDataset(x, y), batch_size=16, num_workers=2))
     for page in (str(found), found._repr_html_()):
         words = " ".join(html.unescape(page).split())
-        assert said in words and ("Close other programs" in words) == (worked == 1.0)
+        assert said in words and ("Close other programs" in words) == (worked == 0.1)
         assert "where the time goes" not in words
-    if worked == 1.9:
-        words = " ".join(str(found).split())
-        assert "Preparing batches had 48% of the cores, and other programs 2" in words
+
+
+def test_shares_of_the_cores(monkeypatch):
+    monkeypatch.setattr(rounds, "usable_cores", lambda: 4)
+    taken = {"plain": [0.5], "wait": SimpleNamespace(share=0.6), "clock": 10.0, "ran": 10.0}
+    mine = rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken)
+    shares = "Preparing batches had 40% of the cores, and other programs 35% at most."
+    assert mine.busy.startswith(f"{COMPETE} {shares}")
+    assert rounds.Rounds(None, None, 0, workers=2, worked=14.0, **taken).busy == mine.timing.busy != ""
+    taken["wait"] = SimpleNamespace(share=0.1)
+    assert rounds.Rounds(None, None, 0, workers=2, worked=16.0, **taken).busy == ""
 
 
 def burn(queue, stop):

@@ -37,7 +37,7 @@ class Rounds:
     plain:    seconds of each step without any recording; faults: pages that it was handed
     wait:     how long the process waited for a CPU during those
     workers:  processes that a loader prepared batches in
-    clock:    seconds of all plain steps; ran, worked: how long this process and the workers ran on
+    clock:    seconds of these stretches; ran, worked: how long this process and the workers ran on
               a CPU meanwhile
     recorded: seconds of each recorded step; ops: how many it called
     kinds:    of each recorded step, kind → nanoseconds
@@ -64,15 +64,15 @@ class Rounds:
         # More threads than cores wait for each other, which says nothing of other programs: then
         # a single thread tries how long it has to wait.
         crowded = torch.get_num_threads() > usable_cores()
+        before = time.perf_counter(), time.process_time(), worker_seconds()
         with nullcontext() if crowded else self.wait:
             for _ in range(min(plain // 2, _WARM)):  # what was recorded before has filled the caches
                 _whole(self.run, self.device)
-            before = time.perf_counter(), time.process_time(), worker_seconds()
             seconds, faults = plain_steps(self.run, self.device, plain)
-            self.clock += time.perf_counter() - before[0]
-            self.ran += time.process_time() - before[1]
-            self.worked += worker_seconds() - before[2]
-            self.workers = max(self.workers, len(multiprocessing.active_children()))
+        self.clock += time.perf_counter() - before[0]
+        self.ran += time.process_time() - before[1]
+        self.worked += worker_seconds() - before[2]
+        self.workers = max(self.workers, len(multiprocessing.active_children()))
         if crowded:
             with self.wait:
                 _keep_busy(_PROBE)
