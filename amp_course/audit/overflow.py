@@ -106,7 +106,7 @@ def _look_at_own_check(run: Runner, protocol: Protocol, first: Update) -> None:
             protocol.judge("overflow", [finding("overflow-not-skipped", cause, optimizer=number)])
         elif all(one.spoilt[number] for one in outcomes) and _lowers_its_scale(run, place):
             cause = (
-                "the loss scale falls after an inf in the gradients, and the step is taken all the same, so the inf is in the "
+                "the loss scale falls after an inf in the gradients, and the step is taken anyway, so the inf is in the "
                 "weights"
             )
             protocol.judge("overflow", [finding("overflow-not-skipped", cause, optimizer=number)])

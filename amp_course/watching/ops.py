@@ -454,17 +454,16 @@ def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
 def _in_new_places(
     func: Any, op: _Op, args: Any, read: Sequence[Tensor], written: Sequence[Tensor], gave: Sequence[Tensor]
 ) -> bool:
-    """Tell of an op that works number by number, or adds a product, whether it made inf or NaN where none went in."""
+    """Whether an op that works number by number, or adds a product, made inf or NaN where none went in."""
     if written or len(gave) != 1:
         return False
-    sources = read
     if op.name in ("addmm", "baddbmm", "addmv"):
         if not all(is_finite(one) for one in read if one is not args[0]):
             return False
     elif torch.Tag.pointwise not in func.tags:
         return False
     new = ~gave[0].isfinite()
-    for one in sources:
+    for one in read:
         try:
             new &= one.isfinite()
         except RuntimeError:  # a shape that does not fit: a factor of the product

@@ -1,4 +1,4 @@
-"""The one place that patches torch: whoever watches a training listens here.
+"""The one place that patches torch: what watches a training listens here.
 
 A listener has functions that are named after points, as the attributes of an object or the keys of a dict. A point is a
 function of torch: its listener is called as `point(original, *args, **kwargs)`, calls `original` and returns what that returns;

@@ -99,7 +99,7 @@ def look_at(tensor: Tensor) -> Values:
 
 
 def within(tensor: Tensor, found: tuple[float, float]) -> Values:
-    """Return what `extremes` tells of a tensor that is finite."""
+    """Make the values of a finite tensor from its `extremes`."""
     largest = max(map(abs, found))
     return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), largest, frozenset(), 0.0)
 

@@ -113,7 +113,7 @@ def build_loop(switches: Switches, *, seed: int = 0) -> tuple[str, Callable[...,
         "scaler": scaler,
         "scheduler": scheduler,
         "loss": _loss,
-        "batches": batches,
+        "batches": torch.utils.data.DataLoader(batches, batch_size=None),  # type: ignore[arg-type]  # of whole groups
         "accumulate": EVERY,
         "max_norm": MAX_NORM,
     }
