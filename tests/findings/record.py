@@ -74,7 +74,7 @@ def of_cell(cell: dict[str, Any]) -> Entry:
     return entry(
         names=words & (FAULT_NAMES - TIMED),
         ops=re.findall(r"(?:forward|backward|optimizer): (\w+)(?: in \S+)? made", shown),
-        sound=bool(re.search("[Nn]o fault (?:found )?in|No inf or NaN did harm|gave the same bits", shown)),
+        sound=bool(re.search("[Nn]o fault(?!:)|No inf or NaN did harm|gave the same bits", shown)),
         rings=re.findall(r"pass \d+: the ([\w ]+ of \S+)", shown),
         formats=formats[1] if formats else "",
     )
