@@ -50,7 +50,6 @@ def of_diagnosis(found: Any) -> Entry:
         faults=found.names,
         advice=set(found.advised) - TIMED,
         exit=found.exit_code,
-        not_judged=[name for name, _ in found.not_checked],
     )
 
 
