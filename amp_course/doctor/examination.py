@@ -50,7 +50,8 @@ class Examination(Examiner):
         self._warnings.__enter__()
         self.seen = Watchers(self._complete)
         self.begin()
-        taps.listening({"exit": self._exits}).__enter__()
+        self._listening = taps.listening({"exit": self._exits})  # kept: it ends when it is collected
+        self._listening.__enter__()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         self.seen.watch.__enter__()

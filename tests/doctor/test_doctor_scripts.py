@@ -69,10 +69,7 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     assert len(found.findings) <= 2, found
 
 
-LOST = pytest.mark.xfail(reason="a child made by os.fork is not followed since torch is patched in one place")
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[LOST] * (one == "forks")) for one in names("odd")])
+@pytest.mark.parametrize("name", names("odd"))
 def test_a_script_that_misbehaves_is_told_what_was_seen(name: str, tmp_path: Path) -> None:
     found = as_recorded("odd", name, tmp_path)
     assert found.exit_code == DATA["odd"][name]["code"], found
