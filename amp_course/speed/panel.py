@@ -164,7 +164,8 @@ class RooflineExplorer(Panel):
                 reason = str(error).strip().partition("\n")[0]
                 refused.append(f"<b>{side.name} was not measured:</b> {escape(reason)}.")
             sides.append(replace(side, measured=seconds))
-        if busy := busy_text(wait.share):
+        timed = any(side.measured is not None for side in sides)
+        if timed and (busy := busy_text(wait.share)):
             self.tell(busy)
             return
         self._show(sides)

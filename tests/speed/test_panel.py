@@ -125,7 +125,8 @@ def test_measuring_runs_the_op_and_puts_it_next_to_the_prediction(panel):
     assert all(side.measured is None for side in panel.sides) and "Measured" not in text_of(panel)
 
 
-def test_what_is_too_large_is_refused_and_said(panel):
+def test_what_is_too_large_is_refused_and_said(panel, monkeypatch):
+    monkeypatch.setattr(module, "busy_text", lambda share: "too busy")  # which says nothing about what was not timed
     panel.m.value = panel.n.value = panel.k.value = 65536  # 48 GiB or, where there is more, 47 minutes
     panel.measure.click()
     assert "<b>fp32 was not measured:</b>" in panel.message.value
@@ -134,6 +135,7 @@ def test_what_is_too_large_is_refused_and_said(panel):
 
 
 def test_one_side_can_be_measured_without_the_other(panel, monkeypatch):
+    monkeypatch.setattr(module, "busy_text", lambda share: "")
     def time_op(kind, on, roofline, device):
         if on.dtype == torch.bfloat16:
             raise RuntimeError("no kernel for <bf16>\nand a stack")
