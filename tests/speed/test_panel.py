@@ -136,6 +136,7 @@ def test_what_is_too_large_is_refused_and_said(panel, monkeypatch):
 
 def test_one_side_can_be_measured_without_the_other(panel, monkeypatch):
     monkeypatch.setattr(module, "busy_text", lambda share: "")
+
     def time_op(kind, on, roofline, device):
         if on.dtype == torch.bfloat16:
             raise RuntimeError("no kernel for <bf16>\nand a stack")
