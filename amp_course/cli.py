@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from amp_course import __version__
-from amp_course.kit.errors import CourseError, describe_os_error
+from amp_course.kit.errors import CourseError, describe_missing, describe_os_error
 
 # torch, Jupyter and the chapters are imported where they are needed: `amp-course --help` answers at once.
 
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()  # here, and not when Python ends: then it is too late to say anything
     except CourseError as error:
         problem = str(error)
+    except ModuleNotFoundError as error:
+        problem = describe_missing(error)
     except BrokenPipeError:
         _silence()
         return 141  # as any program that SIGPIPE ends: the reader has seen enough

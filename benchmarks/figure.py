@@ -14,7 +14,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amp_course.kit.style import COLOURS, HATCHES, INK, new_figure, title
+from amp_course.kit.colours import COLOURS, HATCHES, INK
+from amp_course.kit.style import new_figure, title
 from amp_course.loop.recipe import RECIPES
 from benchmarks.in_turn import RESULTS
 from benchmarks.peers import LABELS

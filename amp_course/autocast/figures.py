@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from amp_course.autocast.records import ModuleRow
-from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.style import new_figure, title
 from amp_course.kit.tensors import short
 
 _OTHER = "#888888"  # the colour of a dtype that the course has none for

@@ -18,6 +18,7 @@ from amp_course.autocast.isolation import cloned, moved_copy, no_device_asked, r
 from amp_course.autocast.recorder import Recorder
 from amp_course.autocast.records import LOSS, Record, dtypes, module_rows
 from amp_course.autocast.region import check_region, is_fake, region, stage
+from amp_course.autocast.trace_html import trace_table, trace_text
 from amp_course.kit.compiled import COMPILED, is_compiled, uncompiled, uncompiled_run
 from amp_course.kit.tensors import tensors_in
 
@@ -34,13 +35,9 @@ class Trace(Record):
     """A `Record` that shows itself: `print` it, or let a notebook show it as a table."""
 
     def __str__(self) -> str:
-        from amp_course.autocast.trace_html import trace_text  # here, for it imports matplotlib
-
         return trace_text(self)
 
     def _repr_html_(self) -> str:
-        from amp_course.autocast.trace_html import trace_table  # here, for it imports matplotlib
-
         return trace_table(self)
 
 

@@ -8,7 +8,7 @@ from html import escape
 import torch
 
 from amp_course.autocast.records import ModuleRow, Op, Phase, Record
-from amp_course.kit.style import FORMAT_COLOURS
+from amp_course.kit.colours import FORMAT_COLOURS
 from amp_course.kit.svg import FAINT, GRID, INK
 from amp_course.kit.table import text_table
 from amp_course.kit.tensors import short

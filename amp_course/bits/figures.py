@@ -12,7 +12,8 @@ from amp_course.bits.formats import FloatFormat
 from amp_course.bits.nearest import exact_value
 from amp_course.bits.numerals import number_text, raised
 from amp_course.bits.scalar import kind, split
-from amp_course.kit.style import FAINT, FIELDS, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+from amp_course.kit.colours import FAINT, FIELDS, FORMAT_COLOURS, FORMAT_LINES, INK
+from amp_course.kit.style import new_figure, title
 
 
 def layouts_figure(formats: Sequence[FloatFormat]) -> Figure:

@@ -20,8 +20,8 @@ from amp_course.bits.panel_css import style
 from amp_course.bits.panel_html import explorer_view, rounding_note
 from amp_course.bits.parse import read
 from amp_course.bits.scalar import decode
+from amp_course.kit.colours import FIELDS
 from amp_course.kit.panel import WIDE, Panel
-from amp_course.kit.style import FIELDS
 
 OWN = "your own"
 _ROOMY = 19  # formats of up to so many bits get large buttons

@@ -6,7 +6,7 @@ changes the moment the button is clicked, before the kernel knows about it.
 
 from __future__ import annotations
 
-from amp_course.kit.style import FIELDS
+from amp_course.kit.colours import FIELDS
 
 TINT = "59"  # the alpha of a field's colour behind text: readable on white and on black
 

@@ -16,7 +16,7 @@ from amp_course.bits.panel_css import TINT
 from amp_course.bits.parse import hex_text
 from amp_course.bits.scalar import Fields, kind, neighbours, split, ulp
 from amp_course.kit import svg
-from amp_course.kit.style import FIELDS, FORMAT_COLOURS
+from amp_course.kit.colours import FIELDS, FORMAT_COLOURS
 
 _ULP = '<abbr title="unit in the last place: the gap to the next number">ulp</abbr>'
 _SHOWN_BITS = 19  # longer significands are not written out a second time

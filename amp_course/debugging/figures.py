@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 
 from amp_course.debugging.ranges import RangeWatch, Reading
 from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
-from amp_course.kit.style import FAINT, INK, new_figure, title
+from amp_course.kit.colours import FAINT, INK
+from amp_course.kit.style import new_figure, title
 from amp_course.kit.svg import is_pale
 from amp_course.kit.tensors import short
 from amp_course.watching.readings import Kind

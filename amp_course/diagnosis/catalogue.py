@@ -61,12 +61,18 @@ class Fault:
     consequence_of: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     grade: Grade = "fault"
+    in_scripts: Grade = "fault"
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """Sentence and cause, without a full stop: "a step with inf was taken. The weights are NaN from then on"."""
         return f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}" if self.cause else self.sentence
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it is not counted as a fault of a script."""
+        return "advice" in (self.grade, self.in_scripts)
 
 
 @cache
@@ -109,7 +115,7 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
     """Make the finding of a known fault, by its name or an alias.
 
     cause:    says what is wrong more exactly than the catalogue
-    evidence: the numbers that show it, and two words that are none: place="train.py:31", and variant=, one of the
+    evidence: the numbers that show it, and two words that are none: place="line 31 of train.py", and variant=, one of the
               fault's variants in faults.toml, for its fix
     Raises KeyError for an unknown name or variant.
     """

@@ -22,7 +22,7 @@ class Finding:
     section:   where the course teaches it, "07.3" for chapter 07, section 3
     behaviour: what it is a fault of
     spoils:    other behaviours that cannot be called right when this fault is there
-    place:     file and line in the training's own code, "train.py:31", or ""
+    place:     line of the training's own code, "line 31 of train.py, `loss.backward()`", or ""
     """
 
     name: str

@@ -21,7 +21,8 @@ from amp_course.distributed.panel_html import (
     step_ticks,
 )
 from amp_course.distributed.simulation import RankRun
-from amp_course.kit.style import FAINT, new_figure, title
+from amp_course.kit.colours import FAINT
+from amp_course.kit.style import new_figure, title
 
 _AGREE = {
     "nothing": "agree on nothing",

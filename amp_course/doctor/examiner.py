@@ -25,6 +25,7 @@ from amp_course.diagnosis.rules.training import (
 )
 from amp_course.diagnosis.rules.updates import PairRules, check_summaries
 from amp_course.diagnosis.rules.values import check_values
+from amp_course.doctor.machine import machine_facts
 from amp_course.watching import taps
 from amp_course.watching.buried import Buried
 from amp_course.watching.counting import DoctorsWatch
@@ -220,11 +221,14 @@ class Examiner:
         if not any(one.name == "beyond-fp16" for one in found):
             found += check_buried(seen.buried)
         found += check_lost(seen.twins.lost())
-        weights = [p for one in seen.made.optimizers for p in _weights(one)]
+        device = next((str(p.device) for one in seen.made.optimizers for p in _weights(one)), "cpu")
+        first = seen.ranks.rank in ("", "0")  # the other ranks wait, so that it can time something
+        with seen.watch.aside():
+            machine = machine_facts(device, seen.watch.matmuls) if first else []
         return {
             "updates": updates, "passes": seen.calls.passes, "by_hand": seen.calls.by_hand,
             "skipped": sum(one.skipped for one in summaries),
-            "sharded": seen.sharded, "device": str(next((p.device for p in weights), "cpu")),
+            "sharded": seen.sharded, "device": device, "machine": machine,
             "optimizers": [type(one).__name__ for one in seen.made.optimizers], "scalers": len(seen.made.scalers),
             "regions": sorted(seen.calls.regions), "matmuls": dict(seen.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": seen.ranks.sums[:updates],

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_course.doctor.examination import Examination
-from amp_course.doctor.files import Journal
+from amp_course.doctor.journal import Journal
 
 _examination: Examination | None = None  # of this process
 

@@ -14,10 +14,9 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import several
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.catalogue import in_order
+from amp_course.diagnosis.catalogue import in_order, known
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
-from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.reasons import facts, placed
 from amp_course.doctor.speed import time_facts
@@ -117,7 +116,7 @@ def _together(
     seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, times: list[tuple[str, str]],
     saving: list[Finding],
 ) -> Report:  # fmt: skip
-    watched = [one for one in seen["findings"] if one.name not in ADVISED]
+    watched = [one for one in seen["findings"] if not known(one.name).is_advice]
     if isinstance(error, BatchError):
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]
@@ -127,7 +126,7 @@ def _together(
     if any(one.behaviour == "values" and one.name != "not-finite" for one in watched):
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
     names = {one.name for one in found}
-    advice = [*seen["advice"], *(one for one in seen["findings"] if one.name in ADVISED), *saving]
+    advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
     problem = ""
     if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)

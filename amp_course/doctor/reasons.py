@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections import Counter
@@ -13,7 +12,6 @@ from typing import Any
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import count, listed
 from amp_course.doctor.running import Outcome
-from amp_course.doctor.speed import machine_facts
 
 ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
 # Behaviour → the kinds of events that a fault of it is about, the first that there is.
@@ -148,13 +146,13 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         yield "loss scale", f"{scales[0]:,g} → {scales[-1]:,g}"
     if len(one["losses"]) > 1:
         yield "loss", f"{one['losses'][0]:.4g} → {one['losses'][-1]:.4g}"
-    yield from machine_facts(one["device"], matmuls)
+    yield from one["machine"]
     yield "it ran for", f"{one['seconds']:.0f} s"
 
 
 def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the behaviours that were judged."""
-    if not trained:
+    if not trained or not trained[0]["updates"]:
         return
     yield from ("values", "weights", "run")
     one = trained[0]
@@ -174,7 +172,10 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         return
     one = trained[0]
     if one["updates"] < 2:
-        yield "order of the calls", f"it takes two updates, and there was {count(one['updates'], 'update')}"
+        yield (
+            "order of the calls",
+            f"that takes two complete updates; there {'was 1' if one['updates'] else 'were none'}",
+        )
     if one["scalers"] and not one["stressed"]:
         yield "what an overflow would do", "no update with finite gradients was left to put an inf into"
     if not one["scalers"]:
@@ -183,7 +184,7 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def placed(one: Finding, result: dict[str, Any]) -> Finding:
     """Return a finding with the line that made the calls which it is about, if it names no line yet."""
-    lines = [result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ())]
-    file, number = next(filter(None, lines), ("", 0))
-    known = one.place or not file or any("line" in key for key in one.evidence)
-    return one if known else replace(one, place=f"{os.path.basename(file)}:{number}")
+    if one.place or any("line" in key for key in one.evidence):
+        return one
+    lines = (result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ()))
+    return replace(one, place=next(filter(None, lines), ""))

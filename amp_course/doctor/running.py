@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from amp_course.doctor import inside
 from amp_course.kit.markup import without_codes
 
 _GRACE = 15.0  # seconds that the processes get to write what they found
+_INSIDE = Path(__file__).with_name("inside.py")  # which is not imported: the command does without torch
 _LAST = 12  # lines of the script's output
 _PLAIN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
 _END_OF_INPUT = b"\x04" * 64  # for a script that asks its terminal something: nobody is there to answer
@@ -47,7 +47,7 @@ def run_script(
     output, late = folder / "output", False
     with _streams(output) as (stdin, stdout):
         process = subprocess.Popen(
-            [sys.executable, *launcher, inside.__file__, str(folder), str(steps), str(seconds), keep, *command],
+            [sys.executable, *launcher, str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command],
             env=os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
             start_new_session=True, stdin=stdin, stdout=stdout, stderr=stdout,
         )  # fmt: skip

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_course.diagnosis.catalogue import finding, in_order
+from amp_course.diagnosis.catalogue import finding, in_order, known
 from amp_course.diagnosis.findings import Finding, finding_of
 from amp_course.diagnosis.report import Report, listed
-from amp_course.diagnosis.rules.updates import ADVISED
 from amp_course.doctor.files import put_back
 from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, placed, reason
 from amp_course.doctor.running import Outcome, run_script
@@ -151,11 +150,12 @@ def _report(
             if one["ended"] == "error":
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
     sharded = any(one.get("sharded") for one in results)
-    left_out = ADVISED | ({"script-raises"} if sharded else set())
     named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     named += check_ranks(trained)
-    findings = in_order(one for one in named if one.name not in left_out)
-    advice = [one for one in named if one.name in ADVISED]
+    if sharded:
+        named = [one for one in named if one.name != "script-raises"]
+    findings = in_order(one for one in named if not known(one.name).is_advice)
+    advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:

@@ -1,49 +1,17 @@
-"""What the doctor says of time: what the machine makes of the formats in use, and where a step's time goes."""
+"""What the doctor says of time: where a step's time goes."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import torch
 
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import listed
-from amp_course.kit.dtypes import DTYPES
-from amp_course.kit.hardware import MachineReport, machine_report
 from amp_course.kit.measure import seconds_text
 from amp_course.speed.explain import explain
 from amp_course.speed.explain.running import StepFailed
 
 _KINDS = 3  # of work that are told, those that take the most time
-
-_report = functools.cache(machine_report)  # a second or two for each device
-
-
-def machine_facts(device: torch.device | str, dtypes: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield what a machine is, and how fast the 16-bit formats are there that a training uses, by "float16" and "bfloat16"."""
-    report: MachineReport = _report(torch.device(device))
-    yield "machine", f"{report.device_name}, {report.threads} threads, torch {report.torch_version}"
-    for one in report.dtypes:
-        if one.name == "tf32" or one.name == "fp32" or str(DTYPES[one.name])[6:] not in dtypes:
-            continue
-        if one.state == "unknown":
-            yield f"{one.name} here", one.note
-        elif one.times_fp32 is None:
-            yield f"{one.name} here", "matmuls do not run"
-        else:
-            meaning = "native" if one.state == "native" else "emulated, which is for learning and not for speed"
-            yield f"{one.name} here", f"a matmul takes {_number(one.times_fp32)} times as long as in fp32: {meaning}"
-
-
-def _number(times: float) -> str:
-    """Round a ratio so that it holds the next time, too: 37 → "over 20", 0.43 → "about 0.4"."""
-    for bound in (100, 50, 20, 10, 5):
-        if times > bound:
-            return f"over {bound}"
-    return f"about {times:.1g}"
-
 
 # The section of each cause that `explain` names; 09.6 for those that are not listed.
 _SECTIONS = dict.fromkeys(("data-preparation", "slow-source", "slow-workers", "waiting-for-data"), "09.7")

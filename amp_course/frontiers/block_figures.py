@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 
 from amp_course.bits.numerals import raised
 from amp_course.frontiers.block_errors import BlockLine, FormatError, RowErrors
-from amp_course.kit.style import FAINT, FEWER_DOTS, FORMAT_COLOURS, INK, ZONES, new_figure, title
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK, ZONES
+from amp_course.kit.style import FEWER_DOTS, new_figure, title
 
 FATES = {"kept": ZONES["normal"], "became 0": ZONES["lost"], "clipped": ZONES["overflow"]}
 LEAST_ERROR = 1e-3  # the bottom of a logarithmic axis of relative errors, which ends at 1

@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from amp_course.frontiers.mismatch import Mismatch
 from amp_course.frontiers.policy_gradient import RewardRun
 from amp_course.frontiers.split_matmul import MatmulError
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.style import new_figure, title
 
 _LINES = {"fp32": "-", "tf32": ":", "fp16": "--", "bf16": "-."}  # here lines cross: no two alike
 _MARKERS = {"fp32": "o", "tf32": "s", "fp16": "D", "bf16": "x"}  # of a format; "^" for any other

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from amp_course.frontiers.experiments import Run, TrainingTable
 from amp_course.frontiers.experiments.gradient_errors import GradientError
 from amp_course.frontiers.experiments.table import SCORES
-from amp_course.kit.style import FAINT, FEWER_DOTS, FORMAT_COLOURS, INK, new_figure, title
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.style import FEWER_DOTS, new_figure, title
 
 _COLOURS = {  # the first word of a variant → its colour
     "fp32": FORMAT_COLOURS["fp32"],

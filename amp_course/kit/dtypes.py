@@ -6,7 +6,7 @@ fp32 and back as fast as it computes passes for native.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,8 +42,8 @@ class DtypeSupport:
     note: str = ""
 
 
-def dtype_support(device: torch.device | str) -> tuple[DtypeSupport, ...]:
-    """Time fp32, tf32, bf16 and fp16 matmuls on `device` and judge each; takes about a second.
+def dtype_support(device: torch.device | str, names: Collection[str] = tuple(DTYPES)) -> tuple[DtypeSupport, ...]:
+    """Time fp32, tf32, bf16 and fp16 matmuls on `device`, or those named, and judge each; takes about a second.
 
     The formats take turns, so that a slow moment hits all alike. Each is given its fastest call: other
     programs can only make a matmul slower, and on two busy cores they do so to the median tenfold.
@@ -52,9 +52,9 @@ def dtype_support(device: torch.device | str) -> tuple[DtypeSupport, ...]:
     """
     device = torch.device(device)
     with CpuWait() as wait:
-        seconds = _matmul_seconds(device)
+        seconds = _matmul_seconds(device, names)
     busy = too_busy(wait.share)
-    return tuple(judge(name, seconds[name], seconds["fp32"], busy) for name in DTYPES)
+    return tuple(judge(name, seconds[name], seconds["fp32"], busy) for name in names)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -107,7 +107,7 @@ def explain_emulated(supports: Iterable[DtypeSupport]) -> str:
     )
 
 
-def _matmul_seconds(device: torch.device) -> dict[str, float | str]:
+def _matmul_seconds(device: torch.device, names: Collection[str]) -> dict[str, float | str]:
     """Return the least seconds of each format's matmul or, in their place, why it cannot be had."""
     size = SIZE_CPU if device.type == "cpu" else SIZE_ACCELERATOR
     # A generator of its own, no autocast, no graph: a report changes nothing for its caller.
@@ -115,12 +115,12 @@ def _matmul_seconds(device: torch.device) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     samples: dict[str, list[float]] = {}
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _restored_matmul_precision():
-        for name, dtype in DTYPES.items():
+        for name in names:
             if name == "tf32" and device.type != "cuda":
                 found[name] = "a mode of NVIDIA GPUs"
                 continue
             try:
-                _one_matmul(name, source.to(dtype), device)  # the warm-up
+                _one_matmul(name, source.to(DTYPES[name]), device)  # the warm-up
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, TypeError) as error:
@@ -129,7 +129,7 @@ def _matmul_seconds(device: torch.device) -> dict[str, float | str]:
                 samples[name] = []
         matrices = {name: source.to(DTYPES[name]) for name in samples}
         start, rounds = time.perf_counter(), 0
-        while rounds < LEAST_ROUNDS or time.perf_counter() - start < ROUNDS_SECONDS:
+        while rounds < LEAST_ROUNDS or time.perf_counter() - start < ROUNDS_SECONDS * len(matrices) / len(DTYPES):
             rounds += 1
             for name, matrix in matrices.items():
                 # A turn is several calls: the first one finds cold caches and sleeping threads.

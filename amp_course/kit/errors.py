@@ -10,6 +10,18 @@ class CourseError(RuntimeError):
     """Something is wrong that the reader can put right: the message is one line, with the cause and the cure."""
 
 
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "jupyter_core": "jupyterlab"}  # where the names differ
+
+
+def describe_missing(error: ModuleNotFoundError) -> str:
+    """Say in one sentence what has to be installed. Raises the error again if it is about a module of the course."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "amp_course"):
+        raise error
+    package = _DISTRIBUTIONS.get(name, name)
+    return f"this needs the package {package}, which is not installed here: type `python -m pip install {package}`."
+
+
 # errno → (cause, cure); {path} is the file or folder that the system named. Not every system has every name.
 _CAUSES: dict[str, tuple[str, str]] = {
     "ENOSPC": ("the disk is full", "delete something from it"),

@@ -160,7 +160,7 @@ def machine_report(device: torch.device | str | None = None) -> MachineReport:
         warnings.simplefilter("ignore")
         return MachineReport(
             device=str(device),
-            device_name=_device_name(device),
+            device_name=device_name(device),
             compute_capability=_compute_capability(device),
             memory_bytes=_memory_bytes(device),
             cpu_cores=usable_cores(),
@@ -185,7 +185,8 @@ def usable_cores() -> int:
     return cores
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Return what a device calls itself. Example: → "NVIDIA H100 80GB HBM3" """
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
     return _cpu_name()

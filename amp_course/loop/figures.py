@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from amp_course.kit.colours import COLOURS, FAINT, HATCHES, INK, PARTS
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.style import COLOURS, FAINT, HATCHES, INK, PARTS, merged_row, new_figure, title
+from amp_course.kit.style import merged_row, new_figure, title
 from amp_course.loop.published import PUBLISHED
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from amp_course.kit.style import COLOURS, FAINT, INK, new_figure, title
+from amp_course.kit.colours import COLOURS, FAINT, INK
+from amp_course.kit.style import new_figure, title
 from amp_course.patterns.workbench import SIGNS, Judgement, Line
 
 _LOOKS = [(COLOURS["fp32"], "-", "o"), (COLOURS["amp_fp16"], "--", "s"), ("#CC79A7", ":", "^")]  # colour, line, marker

@@ -10,7 +10,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK
+from amp_course.kit.style import new_figure, title
 from amp_course.positions.sharing import Run, Sharing
 
 _ALONE, _SHARED = ("#56B4E9", ""), ("#D55E00", "//")  # a token with an id of its own, tokens that share one

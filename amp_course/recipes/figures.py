@@ -15,8 +15,9 @@ from matplotlib.patches import Rectangle
 
 from amp_course.bits.formats import FP16
 from amp_course.bits.numerals import raised
+from amp_course.kit.colours import COLOURS, HATCHES, INK, KEPT
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.style import COLOURS, FEWER_DOTS, HATCHES, INK, KEPT, new_figure, title
+from amp_course.kit.style import FEWER_DOTS, new_figure, title
 from amp_course.recipes.guide import HARDWARE, MODELS, SYMPTOMS, Leaf
 from amp_course.recipes.survival import IMAGENET, SETTINGS, FirstStep, SurvivalMap, find_setting
 

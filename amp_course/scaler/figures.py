@@ -9,8 +9,9 @@ from matplotlib.patches import Patch
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.colours import ZONES as LOOKS
+from amp_course.kit.style import new_figure, title
 from amp_course.scaler.timeline import Timeline
 from amp_course.scaler.window import Window
 from amp_course.underflow.panel_html import percent

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.colours import ZONES as LOOKS
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, text
 from amp_course.scaler.window import SPARE, Window
 from amp_course.underflow.panel_html import percent, range_view

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
+from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK
 from amp_course.kit.measure import TOO_BUSY, seconds_text
-from amp_course.kit.style import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, INK, new_figure, title
+from amp_course.kit.style import new_figure, title
 from amp_course.speed.counting import CAST, MATMUL, OTHER
 from amp_course.speed.machine import Machine
 from amp_course.speed.one_op import Predicted

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from amp_course.kit.colours import FORMAT_COLOURS, FORMAT_LINES
 from amp_course.kit.measure import seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.style import FORMAT_COLOURS, FORMAT_LINES
 from amp_course.kit.svg import FAINT, GRID, INK, line, picture, polyline, text
 from amp_course.speed.one_op import Predicted
 from amp_course.speed.roof_labels import (

@@ -7,9 +7,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from amp_course.kit.colours import COLOURS, HATCHES, INK
 from amp_course.kit.measure import TOO_BUSY, seconds_text, too_busy
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.style import COLOURS, HATCHES, INK, new_figure, title
+from amp_course.kit.style import new_figure, title
 from amp_course.start.taste import Side
 
 

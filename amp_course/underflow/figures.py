@@ -12,8 +12,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from amp_course.bits.formats import FloatFormat
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, INK, new_figure, title
-from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS, INK
+from amp_course.kit.colours import ZONES as ZONE_STYLES
+from amp_course.kit.style import new_figure, title
 from amp_course.underflow.panel_html import percent
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 

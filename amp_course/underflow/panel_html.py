@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amp_course.bits.formats import FloatFormat
 from amp_course.bits.numerals import raised
-from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.kit.colours import ZONES as ZONE_STYLES
 from amp_course.kit.svg import FAINT, GRID, INK, box, line, picture, swatch, text
 from amp_course.underflow.zones import ZONES, ZoneHistogram, edges
 

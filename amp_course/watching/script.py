@@ -84,10 +84,9 @@ class Script:
     idle: set[int] = field(default_factory=set)
     lines: dict[str, Counter[Line]] = field(default_factory=dict)  # of events, by their kinds
 
-    def most_common_lines(self) -> dict[str, tuple[str, int]]:
-        """Return, for each kind of event, file and number of the line that made most of them."""
-        most = {kind: lines.most_common(1)[0][0] for kind, lines in self.lines.items()}
-        return {kind: (line.file, line.number) for kind, line in most.items()}
+    def most_common_lines(self) -> dict[str, str]:
+        """Return, for each kind of event, the line that made most of them, as a message writes it."""
+        return {kind: str(lines.most_common(1)[0][0]) for kind, lines in self.lines.items()}
 
 
 class ScriptObserver(Observer):

@@ -19,14 +19,12 @@ INF, MINUS_INF, NAN = "inf", "-inf", "NaN"
 class Values:
     """What a tensor holds.
 
-        dtype:   "float16"
-        shape:   of the tensor
-        largest: the largest magnitude among the finite elements; NaN if there is none
-        holds:   what is not finite: of _PLAIN = (Tensor, torch.nn.Parameter)
-    _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-    INF, MINUS_INF, NAN, those that occur
-        share:   of the elements that are not finite
-        least:   the smallest magnitude among the finite elements; NaN if there is none
+    dtype:   "float16"
+    shape:   of the tensor
+    largest: the largest magnitude among the finite elements; NaN if there is none
+    holds:   what is not finite: those of INF, MINUS_INF and NAN that occur
+    share:   of the elements that are not finite
+    least:   the smallest magnitude among the finite elements; NaN if there is none
     """
 
     dtype: str

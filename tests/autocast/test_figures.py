@@ -6,8 +6,8 @@ import torch
 
 from amp_course.autocast import figures as f
 from amp_course.autocast import trace
+from amp_course.kit.colours import FORMAT_COLOURS
 from amp_course.kit.models import SimpleNet
-from amp_course.kit.style import FORMAT_COLOURS
 
 
 def words(axis):

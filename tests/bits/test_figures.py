@@ -7,7 +7,8 @@ import torch
 from amp_course.bits import figures as draw
 from amp_course.bits import formats as f
 from amp_course.bits.survey import gaps, values_between, values_per_binade
-from amp_course.kit.style import FORMAT_COLOURS, FORMAT_LINES, image_html
+from amp_course.kit.colours import FORMAT_COLOURS, FORMAT_LINES
+from amp_course.kit.style import image_html
 
 
 def test_layouts_are_to_scale():

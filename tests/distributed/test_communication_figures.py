@@ -12,7 +12,8 @@ from amp_course.distributed.communication.figures import (
     scale_window_figure,
     traffic_figure,
 )
-from amp_course.kit.style import FAINT, FORMAT_COLOURS, png
+from amp_course.kit.colours import FAINT, FORMAT_COLOURS
+from amp_course.kit.style import png
 
 
 def call(kind, dtype, size, phase):

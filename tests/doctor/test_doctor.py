@@ -25,9 +25,9 @@ from amp_course.diagnosis.report import Report
 from amp_course.diagnosis.rules.training import check_lost
 from amp_course.doctor import doctor, examine_script
 from amp_course.doctor.files import put_back
+from amp_course.doctor.machine import _number
 from amp_course.doctor.reasons import reason
 from amp_course.doctor.running import Outcome, last_lines
-from amp_course.doctor.speed import _number
 from amp_course.kit.errors import CourseError
 from amp_course.watching.twins import Twin
 
@@ -168,7 +168,7 @@ def test_what_a_script_writes_is_put_back(tmp_path: Path) -> None:
     (folder / "tree" / "deep").mkdir(parents=True)
     (folder / "tree" / "deep" / "leaf.txt").write_text("old leaf")
     before = contents(folder)
-    code = f"from pathlib import Path\nfrom amp_course.doctor.files import Journal\n" \
+    code = f"from pathlib import Path\nfrom amp_course.doctor.journal import Journal\n" \
            f"Journal(Path({str(tmp_path)!r}), [Path({str(folder)!r})]).install()\n{WRITER}"  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     assert (folder / "renamed.pt").exists() and not (folder / "gone.txt").exists()

@@ -262,7 +262,7 @@ def test_a_busy_machine_judges_no_format(monkeypatch):
     waits = iter([{"main": 0}, {"main": 10**12}])
     monkeypatch.setattr(measure, "read_waits", lambda: next(waits))
     monkeypatch.setattr(
-        dtypes, "_matmul_seconds", lambda device: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"}
+        dtypes, "_matmul_seconds", lambda device, names: {**dict.fromkeys(dtypes.DTYPES, 1e-3), "tf32": "none"}
     )
     report = machine_report("cpu")
     assert [support.state for support in report.dtypes] == ["unknown", "unsupported", "unknown", "unknown"]

@@ -2,7 +2,8 @@ import io
 
 from PIL import Image
 
-from amp_course.kit.style import FORMAT_COLOURS, CourseFigure, new_figure, png
+from amp_course.kit.colours import FORMAT_COLOURS
+from amp_course.kit.style import CourseFigure, new_figure, png
 
 
 def test_a_figure_shows_itself_as_a_sharp_png_of_few_colours():

@@ -22,17 +22,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A copy of what git knows, set up as `make lab` does it."""
-    folder = tmp_path_factory.mktemp("clone") / "amp_course"
+    folder = copy_of_the_course(tmp_path_factory.mktemp("clone") / "amp_course")
+    index = os.environ.get("TORCH_INDEX", "")
+    run(folder, [sys.executable, "tools/install.py", "--torch-index", index])
+    yield folder
+    shutil.rmtree(folder)  # 1.5 GB, which pytest would keep
+
+
+def copy_of_the_course(folder: Path) -> Path:
+    """Copy what git knows to a new folder; return that."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    index = os.environ.get("TORCH_INDEX", "")
-    run(folder, [sys.executable, "tools/install.py", "--torch-index", index])
-    yield folder
-    shutil.rmtree(folder)  # 1.5 GB, which pytest would keep
+    return folder
 
 
 def run(folder: Path, command: list[str]) -> str:

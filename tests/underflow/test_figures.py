@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from amp_course.bits.formats import BF16, FP8_E4M3, FP16
-from amp_course.kit.style import ZONES as ZONE_STYLES
+from amp_course.kit.colours import ZONES as ZONE_STYLES
 from amp_course.kit.style import image_html, png
 from amp_course.underflow import figures as f
 from amp_course.underflow.zones import zone_histogram

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from amp_course.bits import formats as f
-from amp_course.kit.style import ZONES as LOOKS
+from amp_course.kit.colours import ZONES as LOOKS
 from amp_course.underflow.zones import ZONES, edges, zone_fractions, zone_histogram, zones_of
 from tests.bits.oracles import midpoints
 

@@ -26,9 +26,6 @@ from amp_course.watching.records import Backward, Call, Step, Training, Update
 from amp_course.watching.script import Clip, Summary, Use
 from amp_course.watching.uses import steps_of
 
-# A script may do these on purpose: torch documents the order of the calls behind the first, and a schedule may be counted in
-# micro-batches.
-ADVISED = {"scheduler-ran-on", "scheduler-every-micro-batch", "micro-batches-dropped", "softmax-twice"}
 _CLOSE = 0.02
 # Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}

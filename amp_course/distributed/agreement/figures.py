@@ -7,7 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from amp_course.distributed.agreement.drift import KINDS, Drift
-from amp_course.kit.style import FEWER_DOTS, INK, new_figure, title
+from amp_course.kit.colours import INK
+from amp_course.kit.style import FEWER_DOTS, new_figure, title
 
 # Okabe and Ito's colours; line and marker are the second cue.
 RANK_STYLES = (("#0072B2", "-", "v"), ("#D55E00", "--", "^"))

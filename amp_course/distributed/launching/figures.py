@@ -5,8 +5,9 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from amp_course.distributed.launching.start_up import StartUpTimes
+from amp_course.kit.colours import INK
 from amp_course.kit.measure import seconds_text
-from amp_course.kit.style import INK, new_figure, title
+from amp_course.kit.style import new_figure, title
 
 _BAR = "#56B4E9"
 

@@ -8,18 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amp_course.kit.style import (
-    COLOURS,
-    FAINT,
-    FEWER_DOTS,
-    FORMAT_COLOURS,
-    FORMAT_LINES,
-    HATCHES,
-    INK,
-    merged_row,
-    new_figure,
-    title,
-)
+from amp_course.kit.colours import COLOURS, FAINT, FORMAT_COLOURS, FORMAT_LINES, HATCHES, INK
+from amp_course.kit.style import FEWER_DOTS, merged_row, new_figure, title
 from amp_course.speed.bench.advice import Recommendation, short
 from amp_course.speed.bench.page import Page, Result, label_of, ridges
 from amp_course.speed.machine import Machine

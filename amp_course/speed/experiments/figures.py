@@ -5,8 +5,9 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from amp_course.kit.colours import COLOURS, INK
 from amp_course.kit.measure import TOO_BUSY, seconds_text
-from amp_course.kit.style import COLOURS, INK, new_figure, title
+from amp_course.kit.style import new_figure, title
 from amp_course.speed.experiments.casts import BreakEven
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from amp_course.kit.style import COLOURS, HATCHES
+from amp_course.kit.colours import COLOURS, HATCHES
 from amp_course.loop import AMP_BF16 as LOOP_BF16
 from amp_course.loop import AMP_FP16, FP32
 from amp_course.loop.figures import report_card_figure
