@@ -65,7 +65,7 @@ TOOLS = {  # how each is called, and a part of what it says
     "first_nonfinite": (
         "from amp_course.debugging.nonfinite import first_nonfinite as tool",
         "tool(step, [(batches[0][0] * 1e6, batches[0][1])], model=model)",
-        "made inf",
+        "It reached the GradScaler",
     ),
 }
 
