@@ -98,4 +98,6 @@ def pairs_html(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _number(value: float | int | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.4g}"

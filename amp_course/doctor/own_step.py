@@ -127,6 +127,8 @@ def _together(
         found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
     names = {one.name for one in found}
     advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
+    told = {one.name for one in advice}  # the observation of the same is left out then
+    observed = [text for text in seen["observed"] if text.partition(",")[0] not in told]
     problem = ""
     if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
@@ -135,7 +137,7 @@ def _together(
         tuple(placed(one, seen) for one in in_order(found)),
         ("values", "weights", *judged.checked) if seen["updates"] else judged.checked,
         judged.not_checked,
-        tuple(dict.fromkeys([*judged.observations, *seen["observed"]])),
+        tuple(dict.fromkeys([*judged.observations, *observed])),
         judged.not_put_back,
         advice=tuple(one for one in in_order(advice) if one.name not in names),
         facts=(*facts([seen]), *times),

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from amp_course.watching.values import MINUS_INF, NAN, Values
+from amp_course.watching.values import NAN, Values
 
 _FOLDERS = ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
 _OURS = (torch.__path__[0], *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS))
@@ -111,11 +111,6 @@ class Birth:
     meant: bool = False
     before: tuple[Frame, ...] = ()
     reached: dict[tuple[Sink, str], None] = field(default_factory=dict)
-
-    @property
-    def mild(self) -> bool:
-        """Whether it made nothing but −inf, as `log(0)` does: on purpose, perhaps."""
-        return self.made.holds == {MINUS_INF}
 
     @property
     def harmful(self) -> bool:

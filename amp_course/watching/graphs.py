@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,23 +40,19 @@ _MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution",
 _MOST = 200_000  # nodes
 
 
-def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collection[Any] = ()) -> Graph:
+def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
     """Walk the graphs of losses that are about to be differentiated.
 
     region_end: the sequence number of the first node after the last autocast region, if that has ended
-    older:      nodes at which graphs end that were built before
     """
     low: set[torch.dtype] = set()
     losses: list[tuple[str, torch.dtype]] = []
     late: list[tuple[str, torch.dtype]] = []
     casts = opaque = twice = False
     matmuls = 0
-    met: list[Any] = []
     roots = list(roots)
     for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
         name = node.name()
-        if node in older:
-            met.append(node)
         dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
         here = [dtype for dtype in dtypes if dtype in LOW_DTYPES]
         low.update(here)
@@ -71,7 +67,7 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf, older: Collec
         matmuls += plain in _MATMULS and torch.float32 in dtypes
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
     factor = max((_factor(one.grad_fn) for one in roots if one.grad_fn is not None), default=1.0)
-    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, tuple(met), factor, twice)
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice)
 
 
 def _source(node: Any) -> str:

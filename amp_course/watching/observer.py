@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,15 +53,12 @@ class Observer:
     """A context: in `with Observer(training) as observer:` say `observer.next_call(n)` for each batch and run the step.
 
     graphs:    walk the graphs of losses
-    older:     nodes at which graphs end that were built before
     update:    what happened, to be read afterwards
     strangers: enabled scalers that were used and are not among the training's
     """
 
-    def __init__(
-        self, training: Training, meddling: Meddling | None = None, *, graphs: bool = False, older: Collection[Any] = ()
-    ) -> None:
-        self.training, self.meddling, self.graphs, self._older = training, meddling or Meddling(), graphs, older
+    def __init__(self, training: Training, meddling: Meddling | None = None, *, graphs: bool = False) -> None:
+        self.training, self.meddling, self.graphs = training, meddling or Meddling(), graphs
         self.update = Update(training.scales())
         self.call = 0
         self.strangers: list[torch.amp.GradScaler] = []
@@ -114,8 +111,6 @@ class Observer:
         if self._backward_depth or self.paused:  # reentrant checkpointing: part of the one outside
             return original(tensors, *args, **kwargs)
         event = self._begin(tensors)
-        if not _frees_graph(*args, **kwargs):
-            event.graph = replace(event.graph, older=())
         grads = [[p.grad for p in slot.parameters] for slot in self.training.slots]
         before = [[None if g is None else g.detach().clone() for g in slot] for slot in grads]
         self._backward_depth += 1
@@ -142,7 +137,7 @@ class Observer:
             in_autocast=torch.is_autocast_enabled(self.training.device_type),
             dtype=roots[0].dtype if roots else None,
             value=float(roots[0].detach()) if roots and roots[0].numel() == 1 else float("nan"),
-            graph=look_at(roots, region_end, self._older) if self.graphs else Graph(),
+            graph=look_at(roots, region_end) if self.graphs else Graph(),
             before=[self._held(n) for n in range(len(self.training.slots))],
             wanted=[tuple(p.requires_grad for p in slot.parameters) for slot in self.training.slots],
         )
@@ -377,13 +372,6 @@ def _unscaled(gradient: Gradient, optimizer: Any) -> Gradient:
     """Divide by the scale that a scaler leaves to a fused optimizer."""
     scale = getattr(optimizer, "grad_scale", None)
     return gradient * (1 / scale.item()) if isinstance(scale, Tensor) else gradient
-
-
-def _frees_graph(
-    grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False, *_: Any, **__: Any
-) -> bool:
-    """Tell from the arguments of `torch.autograd.backward` whether it frees the graph."""
-    return not (create_graph if retain_graph is None else retain_graph)
 
 
 def _moved(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> bool:

@@ -149,7 +149,6 @@ class Graph:
     loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
     late_ops: tuple[tuple[str, torch.dtype], ...] = ()  # sums and the like that ran in 16 bits after the last region
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
-    older: tuple[Any, ...] = ()  # nodes at which graphs ended that were built before
     factor: float = 1.0  # by which the loss is multiplied at its end
     softmax_twice: bool = False  # the log of a softmax is taken of a softmax
 

@@ -44,9 +44,7 @@ def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str],
 
 
 def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> None:
-    assert waits("train.py", "scaler.step(optimizer)", "cuda", tmp_path)[0] == [
-        "torch.optim.AdamW(model.parameters(), fused=True)"
-    ]
+    assert waits("train.py", "scaler.step(optimizer)", "cuda", tmp_path)[0] == ["fused=True"]
     assert waits("a.py", "total += loss.item()", "cuda", tmp_path)[0] == ["total += loss.detach()"]
     assert waits("b.py", "if norm > 3:", "cuda", tmp_path)[0] == [""]
     assert waits("site-packages/library.py", "loss.item()", "cuda", tmp_path) == ([], [])
