@@ -184,7 +184,10 @@ class Watch(TorchDispatchMode):
         for path, module in model.named_modules():
             self._paths.setdefault(module, path.replace("_orig_mod.", "").replace("_orig_mod", ""))
         for path, parameter in model.named_parameters():
-            self._names.setdefault(id(parameter), ("weight", path.replace("_orig_mod.", "")))
+            kind, name = self._names.setdefault(id(parameter), ("weight", path.replace("_orig_mod.", "")))
+            with self.aside():
+                if not is_finite(parameter) and not self._known(parameter)[0]:  # loaded, say
+                    self._mark(parameter, (), (f"the {kind} {name}",))
         for path, buffer in model.named_buffers():
             self._names.setdefault(id(buffer), ("buffer", path.replace("_orig_mod.", "")))
 
