@@ -17,6 +17,7 @@ from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.training import (
     advise_modules,
+    advise_saving,
     advise_speed,
     check_buried,
     check_lost,
@@ -30,7 +31,7 @@ from amp_course.watching import taps
 from amp_course.watching.buried import Buried
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
-from amp_course.watching.process import Calls, Made, Raised, Ranks
+from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
 from amp_course.watching.ranges import RangeWatch, watch_ranges
 from amp_course.watching.records import Meddling, Training, Update
 from amp_course.watching.script import Script, ScriptObserver, Summary
@@ -58,6 +59,7 @@ class Watchers:
         """Forget what was seen, but for the objects that were made."""
         self.raised = Raised(errors.described)
         self.calls = Calls(self.watch)
+        self.saved = Saved()
         self.ranks = Ranks(self._updates)
         self.modules = ModulesSeen()
         self.buried = Buried(self.watch)
@@ -69,7 +71,7 @@ class Watchers:
         self.averages: set[AveragedModel] = set()  # that were called
         self.sharded = False  # weights are DTensors, which only a collective can look at
         self._stack = contextlib.ExitStack()
-        for one in (self, self.made, self.raised, self.calls, self.ranks, self.buried):
+        for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
             self._stack.enter_context(taps.listening(one))
         self._stack.enter_context(self.twins.hooks())
 
@@ -255,6 +257,7 @@ class Examiner:
         seen = self.seen
         yield from advise_speed(seen.watch, seen.ranges, updates)
         partly = bool(seen.ranks.wrapped) or len(seen.made.optimizers) > _MOST_OPTIMIZERS
+        yield from advise_saving(seen.saved.states, seen.made.scalers)
         yield from advise_modules(seen.modules, wrapped=partly)
         with seen.watch.aside():
             waiting = [one for one in seen.averages if int(one.n_averaged) == 0]

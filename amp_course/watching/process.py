@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from amp_course.watching.births import Line, caller
 from amp_course.watching.ops import Watch
 
 Original = Callable[..., Any]
@@ -78,6 +80,41 @@ class Raised:
         if error is not self._latest:
             self._latest = error
             self.escaped.append(self._describe(error))
+
+
+class Saved:
+    """What the script saves by `torch.save`: `states` has "optimizer" and "scaler", each with the line that saved the first."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Line | None] = {}
+
+    def save(self, original: Original, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Look into what is saved."""
+        line = Line.of(caller(sys._getframe(1)))
+        for kind in _states_in(obj):
+            self.states.setdefault(kind, line)
+        return original(obj, *args, **kwargs)
+
+
+def _states_in(obj: Any, depth: int = 4) -> Iterator[str]:
+    """Yield "optimizer" and "scaler" for the objects, and for their states as `state_dict` gives them, in a checkpoint."""
+    if isinstance(obj, torch.optim.Optimizer):
+        yield "optimizer"
+    elif isinstance(obj, torch.amp.GradScaler):
+        yield "scaler"
+    elif isinstance(obj, Mapping):
+        if {"state", "param_groups"} <= obj.keys():
+            yield "optimizer"
+        elif {"scale", "growth_factor"} <= obj.keys():
+            yield "scaler"
+        elif depth:
+            for value in obj.values():
+                yield from _states_in(value, depth - 1)
+    elif isinstance(obj, (list, tuple)) and depth:
+        for value in obj:
+            yield from _states_in(value, depth - 1)
+    elif depth and hasattr(obj, "__dict__") and not isinstance(obj, (nn.Module, torch.Tensor)):
+        yield from _states_in(vars(obj), depth - 1)
 
 
 class Calls:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.diagnosis.rules.training import advise_speed, check_modules, observe_reads
+from amp_course.diagnosis.rules.training import advise_saving, advise_speed, check_modules, observe_reads
 from amp_course.diagnosis.rules.updates import PairRules, check_summaries
 from amp_course.watching.births import Line
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.process import Saved
 from amp_course.watching.records import Training, Update
 from amp_course.watching.script import Clip, Summary, Use
 
@@ -74,3 +75,35 @@ def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
     rules = PairRules()
     rules.groups = [(4, 0), (4 + unused, unused)] * 5 if unused < 4 else [(4, 4)] * 9
     assert bool([*rules.findings()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "advised"),
+    [
+        (("model", "optimizer"), True),
+        (("model", "optimizer", "scaler"), False),
+        (("model",), False),
+        (("nested",), True),
+        (("both in a list",), False),
+        (("objects",), False),
+        (("trainer",), True),
+    ],
+)
+def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], advised: bool, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
+    trainer = type("Trainer", (), {})()
+    trainer.model, trainer.state = model, {"optimizer": optimizer.state_dict()}
+    known = {
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(),
+        "nested": {"training": {"optimizers": [optimizer.state_dict()]}},
+        "both in a list": [optimizer.state_dict(), scaler.state_dict()], "objects": (optimizer, scaler), "trainer": trainer,
+    }  # fmt: skip
+    saved, kept = Saved(), []
+    assert saved.save(lambda *given: kept.append(given), {one: known[one] for one in parts}, tmp_path / "a.pt") is None
+    assert len(kept) == 1 and kept[0][1] == tmp_path / "a.pt"
+    found = list(advise_saving(saved.states, [scaler]))
+    assert [one.name for one in found] == ["scaler-not-saved"] * advised
+    assert not list(advise_saving(saved.states, [torch.amp.GradScaler("cpu", enabled=False)]))
+    if advised:
+        assert "test_rules.py" in found[0].place

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
+
+import torch
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, fix_text
@@ -49,6 +51,12 @@ def advise_modules(seen: ModulesSeen, *, wrapped: bool) -> Iterator[Finding]:
     if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
         outside, used, _ = seen.example
         yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
+
+
+def advise_saving(states: Mapping[str, Line | None], scalers: Iterable[torch.amp.GradScaler]) -> Iterator[Finding]:
+    """Look for a checkpoint to go on from that leaves the scaler out. states: as `Saved` has them."""
+    if "optimizer" in states and "scaler" not in states and any(one.is_enabled() for one in scalers):
+        yield finding("scaler-not-saved", place=str(states["optimizer"] or ""))
 
 
 def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:

@@ -1,0 +1,169 @@
+"""Examine public training scripts as they stand, and compare what the doctor says with what is true of them.
+
+    python -m benchmarks.ward FOLDER [NAME ...]
+
+FOLDER holds clones of the repositories that cases.toml lists: `git clone https://github.com/OWNER/NAME
+FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of theirs is changed or kept: each
+script runs in a copy that is thrown away, with tiny made data and, where torchvision is not installed,
+random images under its names (`stand_ins`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_course.kit.hardware import device_name
+from benchmarks.ward import data
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+STEPS, SECONDS = 40, 150
+Case = dict[str, Any]
+
+
+def cases() -> dict[str, Case]:
+    """Return name → entry of cases.toml, which explains the fields."""
+    return tomllib.loads((HERE / "cases.toml").read_text("utf-8"))
+
+
+def clone_of(case: Case, folder: Path) -> Path | None:
+    """Return the git directory of a case's repository, if it is there and has the commit."""
+    here = folder / case["repository"].replace("/", "+")
+    for place in (here, here / ".git", here / "repo"):
+        found = subprocess.run(["git", f"--git-dir={place}", "cat-file", "-e", case["commit"]], capture_output=True)
+        if found.returncode == 0:
+            return place
+    return None
+
+
+def prepare(case: Case, clone: Path, folder: Path) -> Path:
+    """Copy a repository as it was at the commit, make the case's edits and its data; return the script's folder.
+
+    Raises ValueError if the text that an edit replaces is not there just once.
+    """
+    archive = subprocess.run(["git", f"--git-dir={clone}", "archive", case["commit"]], capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    for old, new in case.get("edits", ()):
+        path = folder / case.get("edited", case["script"])
+        text = path.read_text("utf-8")
+        if text.count(old) != 1:
+            raise ValueError(f"{path.name} has {text.count(old)} times what one edit replaces: {old!r}")
+        path.write_text(text.replace(old, new), "utf-8")
+    for maker, place in case.get("data", {}).items():
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        getattr(data, maker)(folder / place)
+    return folder / case.get("in", os.path.dirname(case["script"]))
+
+
+def examine(case: Case, clone: Path) -> dict[str, Any]:
+    """Run the doctor on a case; return its page's names and places, and what it cost."""
+    with tempfile.TemporaryDirectory() as name:
+        where = prepare(case, clone, Path(name))
+        script = os.path.relpath(Path(name, case["script"]), where)
+        paths = [str(HERE / "stand_ins")] if importlib.util.find_spec("torchvision") is None else []
+        paths += filter(None, [os.environ.get("PYTHONPATH", "")])
+        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        options = [f"--steps={case.get('steps', STEPS)}", f"--timeout={SECONDS}", f"--ranks={case.get('ranks', 1)}"]
+        ran = subprocess.run(
+            [sys.executable, "-m", "amp_course", "doctor", "--json", *options, script, *case.get("arguments", ())],
+            cwd=where, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        page = json.loads(ran.stdout)
+    except ValueError:
+        return {"state": "broken", "said": (ran.stdout + ran.stderr)[-500:]}
+    return {
+        "state": page["state"],
+        "faults": {one["name"]: one["place"] for one in page["faults"]},
+        "advice": {one["name"]: one["place"] for one in page["advice"]},
+        "observed": page["observed"],
+        "said": page["problem"] or page["too little seen"],
+        "updates": page["seen"].get("updates", ""),
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+    }
+
+
+def judge(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """Compare a page with what is true of the script."""
+    named, true = set(found.get("faults", {})), set(case.get("faults", ()))
+    return {
+        "false": sorted(named - true),
+        "missed": sorted(true - named),
+        "advice not judged": sorted(set(found.get("advice", {})) - set(case.get("advice", {}))),
+        "advice untrue": sorted(name for name, why in case.get("advice", {}).items() if why.startswith("untrue")),
+        "examined": found["state"] in ("clean", "faults"),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Examine what is there; print a line for each, write the record, return 1 if a script is accused or a bug missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ward", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the clones are")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of cases.toml (default: all)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the record's folder")
+    chosen = parser.parse_args(argv)
+    known = cases()
+    if unknown := set(chosen.names) - set(known):
+        parser.error(f"cases.toml has no {', '.join(sorted(unknown))}")
+    rows, absent = {}, []
+    for name in chosen.names or known:
+        case = known[name]
+        clone = clone_of(case, chosen.folder)
+        if clone is None:
+            absent.append(name)
+            continue
+        found = examine(case, clone)
+        judged = judge(case, found)
+        rows[name] = {key: case[key] for key in ("kind", "repository", "commit", "script")} | found | judged
+        named = ", ".join(filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))]))
+        wrong = ", ".join(f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what])
+        print(
+            f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  {wrong or 'right'}",
+            flush=True,
+        )
+    if absent:
+        print(f"Not there, or not with the commit: {', '.join(absent)}.")
+    if not rows:
+        return 2
+    accused = [name for name, row in rows.items() if row["false"]]
+    missed = [name for name, row in rows.items() if row["missed"]]
+    unseen = [name for name, row in rows.items() if not row["examined"]]
+    summary = {
+        "scripts": len(rows), "examined": len(rows) - len(unseen), "not examined": unseen, "accused": accused, "missed": missed,
+        "with advice": [name for name, row in rows.items() if row.get("advice")],
+    }  # fmt: skip
+    print(json.dumps(summary, indent=1))
+    if not chosen.names:
+        today = datetime.datetime.now(datetime.UTC)
+        record = {
+            "benchmark": "ward", "date": today.isoformat(timespec="seconds"), "machine": device_name(torch.device("cpu")),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__}, "summary": summary,
+            "absent": absent, "scripts": rows,
+        }  # fmt: skip
+        path = chosen.out / f"ward-{today:%Y-%m-%d}.json"
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        print(path)
+    return int(bool(accused or missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
