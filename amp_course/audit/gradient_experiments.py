@@ -208,6 +208,9 @@ def without_scaler(state: State) -> None:
                 return _say_by_hand(state, f"by about {total.norm / wanted:.3g}")
     if not shares:
         return
+    factor = max(event.graph.factor for event in first.backwards)
+    if factor > 8:
+        return _say_by_hand(state, f"by about {factor:.3g}")
     if max(shares) < 1 / 8 and _is_divided(state):
         return _say_by_hand(state, f"and the gradients are divided by {1 / max(shares):.4g} before the step")
     given = "the scaler that was passed is never used" if state.run.given else "no scaler is used, or a disabled one"

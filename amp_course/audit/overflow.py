@@ -23,6 +23,7 @@ from amp_course.diagnosis.rules.stress import (
 from amp_course.watching.records import Meddling, Update
 
 _USED_UP = "the optimizer uses each gradient up during `backward()`, so no inf could be put into one"
+_BY_GRAD = "the gradients come from `torch.autograd.grad`, and an inf can only be put into those of `backward()`"
 _ALONE = 4  # of more optimizers only all at once get an inf
 
 
@@ -38,7 +39,7 @@ def check_overflow(state: State) -> None:
     passes = {n: poisoned_pass(first, n, run.training) for n in run.optimizers if n not in unscaled}
     known = {n: one for n, one in passes.items() if one is not None}
     if not known:
-        return protocol.leave_out("overflow", _USED_UP)
+        return protocol.leave_out("overflow", _BY_GRAD if first.differentiated > len(first.backwards) else _USED_UP)
     rounds: list[tuple[int, ...]] = [(n,) for n in known] if len(known) <= _ALONE else []
     if len(known) != 1:
         rounds.append(tuple(known))

@@ -210,6 +210,8 @@ class Examiner:
         with contextlib.suppress(Exception):
             if not self.stress:
                 seen.watch.look_at_weights()
+        if error is not None:
+            seen.watch.look_at_error(error)
         now = seen.watch.births, seen.watch.arrived, seen.watch.given
         updates, (births, arrived, given) = self.before or (len(script.summaries), now)
         summaries = script.summaries[:updates]

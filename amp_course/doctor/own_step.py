@@ -14,15 +14,17 @@ from amp_course.audit import audit
 from amp_course.audit.arguments import several
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
-from amp_course.diagnosis.catalogue import in_order, known
+from amp_course.diagnosis.catalogue import BEHAVIOURS, in_order, known
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.reasons import facts, placed
 from amp_course.doctor.speed import time_facts
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
+from amp_course.watching.ops import about_values
 
 STEPS, TIMING = 12, 3.0
+_RAISES = ("step-raises", "script-raises")
 _OF_AN_EXCEPTION = {"tf32-settings-mixed", "anomaly-mode-meets-scaler", "script-raises"}
 
 
@@ -62,13 +64,17 @@ def doctor(
         raise ValueError(f"steps is {steps}: at least one step has to run.")
     read: Sequence[Any]
     try:
-        read = batches if isinstance(batches, (list, tuple)) else taken(batches, max(steps, 4 * accumulate), seconds)
+        with sandbox():  # a DataLoader draws random numbers
+            read = (
+                batches if isinstance(batches, (list, tuple)) else taken(batches, max(steps, 4 * accumulate), seconds)
+            )
     except BatchError as error:
         return Report(problem=f"{error}.")
     if not read:
         return Report(problem="`batches` is empty: pass at least one batch.")
     given = [*several(model), *several(optimizer), *several(scaler), *several(scheduler)]
-    with _put_back(train_step, given):
+    lost: dict[str, str] = {}
+    with _put_back(train_step, given, lost):
         seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)
     judged = audit(
         train_step, model=model, optimizer=optimizer, batches=read, scaler=scaler, scheduler=scheduler, loss=loss,
@@ -76,19 +82,21 @@ def doctor(
     )  # fmt: skip
     times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
     if timing > 0 and raised is None:
-        with _put_back(train_step, given):
+        with _put_back(train_step, given, lost):
             times = time_facts(train_step, read, timing)
-    return _together(seen, raised, judged, *times)
+    return _together(seen, raised, judged, lost, *times)
 
 
 @contextlib.contextmanager
-def _put_back(step: Callable[..., Any], given: Sequence[Any]) -> Iterator[None]:
+def _put_back(step: Callable[..., Any], given: Sequence[Any], lost: dict[str, str]) -> Iterator[None]:
+    """Put back what changes inside; what cannot be is added to `lost`, with the reason."""
     with sandbox():
         snapshot = Snapshot(given, {"the step": step})
         try:
             yield
         finally:
             snapshot.restore()
+            lost |= snapshot.lost
 
 
 def _watched(
@@ -113,10 +121,12 @@ def _watched(
 
 
 def _together(
-    seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, times: list[tuple[str, str]],
-    saving: list[Finding],
+    seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, lost: dict[str, str],
+    times: list[tuple[str, str]], saving: list[Finding],
 ) -> Report:  # fmt: skip
     watched = [one for one in seen["findings"] if not known(one.name).is_advice]
+    if judged.findings:  # which knows the micro-batches, and names the order of calls better
+        watched = [one for one in watched if one.behaviour not in BEHAVIOURS]
     if isinstance(error, BatchError):
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]
@@ -124,7 +134,8 @@ def _together(
     if names & _OF_AN_EXCEPTION:  # says more
         found = [one for one in found if one.name != ("script-raises" if "step-raises" in names else "step-raises")]
     if any(one.behaviour == "values" and one.name != "not-finite" for one in watched):
-        found = [one for one in found if one.name != "not-finite"]  # the audit's, which does not say where
+        vague = {"not-finite", *(_RAISES if error is not None and about_values(error) else ())}
+        found = [one for one in found if one.name not in vague]  # the audit's, which does not say where
     names = {one.name for one in found}
     advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
     told = {one.name for one in advice}  # the observation of the same is left out then
@@ -138,7 +149,7 @@ def _together(
         ("values", "weights", *judged.checked) if seen["updates"] else judged.checked,
         judged.not_checked,
         tuple(dict.fromkeys([*judged.observations, *observed])),
-        judged.not_put_back,
+        tuple((lost | dict(judged.not_put_back)).items()),
         advice=tuple(one for one in in_order(advice) if one.name not in names),
         facts=(*facts([seen]), *times),
         problem=problem,

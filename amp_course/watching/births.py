@@ -126,5 +126,6 @@ class Birth:
         """Describe it in a line. Example: → "exp in layers.1 made inf from float16 up to 11.9" """
         where = f" in {self.module}" if self.module else ""
         what = " and ".join(sorted(self.made.holds, key=lambda kind: (kind == NAN, kind)))
-        took = ", ".join(map(str, self.took)) or "constants"
+        more = f" and {len(self.took) - 3} more" if len(self.took) > 3 else ""
+        took = ", ".join(map(str, self.took[:3])) + more or "constants"
         return f"{self.op}{where} made {what} ({self.made.dtype}) from {took}"

@@ -35,6 +35,7 @@ from amp_course.watching.records import (
     Training,
     Update,
 )
+from amp_course.watching.values import skips
 
 _NAMES = {"scale": "scale", "unscale": "unscale", "scaler_step": "scaler.step", "update": "update"}  # of points
 _COMPOSITE_LOSSES = ("kl_div", "l1_loss")  # those that leave no node of their own in the graph
@@ -248,8 +249,7 @@ class Observer:
         return number if number < len(self.training.optimizers) else -1
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found_inf = getattr(optimizer, "found_inf", None)  # fused optimizers look for themselves
-        if isinstance(found_inf, Tensor) and found_inf.item():
+        if skips(optimizer):
             return None
         self._stepping_now.append(_Stepping(optimizer))
         place = 1 if len(args) > 1 and callable(args[1]) else None

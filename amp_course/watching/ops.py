@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
@@ -38,6 +39,7 @@ from amp_course.watching.values import (
     infinite_constants,
     is_finite,
     look_at,
+    skips,
     within,
 )
 
@@ -169,13 +171,23 @@ class Watch(TorchDispatchMode):
                 self._leaves += [ref(leaf) for leaf in leaves_of(tensors_in(tensors)) if id(leaf) not in self._names]
 
     def look_at_result(self, result: Any) -> None:
-        """See what has arrived in a number that a step returned: its loss."""
+        """See what has arrived in the loss that a step returned: alone, first of several values, or under that name."""
+        result = _loss_among(result)
         for tensor in tensors_in(result):
             if tensor.numel() == 1:
                 self._arrive(tensor, "loss", "the returned loss")
         if isinstance(result, float) and not math.isfinite(result):
             for birth in self._read:
                 birth.reached[("loss", "the returned loss")] = None
+
+    def look_at_error(self, error: BaseException) -> None:
+        """If an exception speaks of inf or NaN, note that it stopped those that had been made."""
+        if not about_values(error):
+            return
+        births = [one for one in self.births if not one.meant]
+        if not any(one.harmful for one in births):
+            for one in births:
+                one.reached[("output", "the exception that the step raised")] = None
 
     # ---- where we are ----
 
@@ -212,6 +224,8 @@ class Watch(TorchDispatchMode):
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping += 1
+        if skips(optimizer):
+            return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -315,11 +329,13 @@ class Watch(TorchDispatchMode):
         values = [*map(look_at, read), *took_overwritten]
         births: dict[int, Birth] = {}
         given: list[str] = []
+        endless = False  # an inf came in that was there before and is no mask's: +inf, or a weight's
         for tensor, value in zip([*read, *overwritten], values, strict=True):
             if value.holds:
                 known, names = origins_spoilt[id(tensor)] if id(tensor) in origins_spoilt else self._known(tensor)
                 births |= {one.number: one for one in known}
                 given += names
+                endless |= not known and bool(names) and (INF in value.holds or names[0].startswith("the weight"))
         entered = frozenset().union(*(value.holds for value in values))
         made = [look_at(one) for one in gave]
         left = frozenset().union(*(value.holds for value in made))
@@ -329,6 +345,8 @@ class Watch(TorchDispatchMode):
             for one in births.values():
                 one.reached[_SCALER] = None
             return
+        if endless and not births:
+            entered |= {NAN}  # what comes of it is the fault of what held it
         # An infinity may be meant; a NaN made of one never is.
         new = (NAN in left and NAN not in entered) or not entered or _in_new_places(func, op, args, read, written, gave)
         if new:
@@ -436,6 +454,17 @@ class _Op:
             if (argument.alias_info is not None and argument.alias_info.is_write)
             or ("batch_norm" in self.name and argument.name in _SILENT)
         ]
+
+
+def about_values(error: BaseException) -> bool:
+    """Tell whether an exception speaks of inf or NaN."""
+    return bool(re.search(r"\b(nans?|infs?|infinite|infinity|non-?finite|finite)\b", str(error), re.IGNORECASE))
+
+
+def _loss_among(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        return [value for key, value in result.items() if "loss" in str(key).lower()]
+    return result[0] if isinstance(result, (tuple, list)) and result else result
 
 
 def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:

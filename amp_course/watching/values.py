@@ -77,6 +77,12 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return all(bool(one.isfinite().all()) for one in tensors)  # the squares of finite numbers may overflow
 
 
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer's step, which has begun, will change nothing: a scaler tells a fused one what it has found."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, Tensor) and bool(found_inf.item())
+
+
 def look_at(tensor: Tensor) -> Values:
     """Return everything about a tensor's values; slower than `extremes`."""
     name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

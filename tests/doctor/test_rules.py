@@ -48,6 +48,8 @@ def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> Non
     assert waits("train.py", "scaler.step(optimizer)", "cuda", tmp_path)[0] == ["fused=True"]
     assert waits("a.py", "total += loss.item()", "cuda", tmp_path)[0] == ["total += loss.detach()"]
     assert waits("b.py", "if norm > 3:", "cuda", tmp_path)[0] == [""]
+    hidden, (observed,) = waits("d.py", "policy = Categorical(probabilities)", "cpu", tmp_path)
+    assert not hidden and "keeps the value on the device" in observed and "total" not in observed
     assert waits("site-packages/library.py", "loss.item()", "cuda", tmp_path) == ([], [])
     advice, (observed,) = waits("c.py", "print(loss.item())", "cpu", tmp_path)
     assert not advice and "line 1 of c.py" in observed

@@ -59,11 +59,13 @@ def first_nonfinite(
             with watch:
                 for number, batch in enumerate(itertools.islice(batches, steps), 1):
                     watch.step = number
-                    args, kwargs = arguments_for(step, cloned(batch))
+                    with watch.aside():
+                        args, kwargs = arguments_for(step, cloned(batch))
                     try:
                         watch.look_at_result(step(*args, **kwargs))
                     except Exception as raised:
                         error = raised
+                        watch.look_at_error(raised)
                     watch.look_at_weights()
                     if error is not None or any(birth.harmful for birth in watch.births) or watch.given:
                         break

@@ -166,6 +166,7 @@ def frozen_optimizer(training: Training, number: int, **evidence: float | str) -
     """Make the finding of an optimizer without gradients: are its parameters frozen, or does the loss not reach them?"""
     cause = ""
     if any(p.requires_grad for p in training.slots[number].parameters):
+        evidence["variant"] = "detached"
         cause = (
             "not one parameter of this optimizer gets a gradient: the loss does not depend on them, or `.item()`, `.detach()` or "
             "`no_grad()` cuts it off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from amp_course.checking.explain import short, where
@@ -51,6 +52,8 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
         p.requires_grad for slot in training.slots for p in slot.parameters
     ):
         return finding("frozen-optimizer", torch_says=said)
+    if re.search(r"Target -?\d+ is out of bounds|t >= 0 && t < n_classes", message):
+        return finding("labels-out-of-range", torch_says=f"{said}{where(error)}")
     return finding("step-raises", f"the step raised {said}{where(error)}")
 
 
@@ -77,6 +80,9 @@ def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate
                 "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients",
                 torch_says=said,
             )
+        return finding("update-missing", torch_says=said)
+    here = [call for call in updates[-1].events if isinstance(call, Call) and call.name == "unscale"]
+    if len(here) < 2 < len(updates) + 1 and not any(call.name == "update" for call in calls):
         return finding("update-missing", torch_says=said)
     if accumulate > 1 and len({call.call for call in unscaled}) > 1:
         return finding("unscaled-every-micro-batch", torch_says=said)

@@ -57,7 +57,7 @@ def check_unusual(updates: Sequence[Update], training: Training) -> Iterator[str
         without = [slot.parameters[n] for n in wanted if n not in found]
         if found and without:
             count = f"{len(slot.parameters)} parameters"
-            yield f"{_listed(without, names)} of the optimizer's {count} never get a gradient."
+            yield f"{_listed(without, names)} of the optimizer's {count} got no gradient in these calls."
         stepped = [slot.parameters[n] for n in sorted(found) if id(slot.parameters[n]) not in names]
         masters = max(training.twins(number) or [-1]) >= 0
         if stepped and not masters and any(id(p) in names for p in slot.parameters):

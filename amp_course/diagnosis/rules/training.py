@@ -128,7 +128,9 @@ def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[t
 
 
 def _kind_of_read(line: Line) -> str:
-    """Return which of the fixes fits a line that reads a value: that for the scaler's read, for a decision, or for a log."""
-    if re.search(r"\.step\(", line.source):
+    """Return which fix fits a line that reads a value: for the scaler's read, a decision, a read inside a call, or a log."""
+    if re.search(r"\.step\((?!.*item\()", line.source):
         return "scaler"
-    return "decision" if re.match(r"(if|elif|while|assert)\b", line.source) else ""
+    if re.match(r"(if|elif|while|assert)\b", line.source):
+        return "decision"
+    return "" if re.search(r"item\(|float\(|int\(|print|log|tolist|numpy|cpu\(|\{", line.source) else "hidden"

@@ -31,6 +31,7 @@ _CLOSE = 0.02
 _NOT_OF_SCRIPTS = {"scheduler-never-moved", "frozen-optimizer", "no-backward"}
 _ONCE = {"no-update-after-skip"}  # is proof enough: it comes up only where something overflows
 _FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
+_LOW = 4096.0  # and as far: until then a scaler may still be looking for its scale
 _STATIC = 8.0  # times the loss: more is a loss scale of the script's own
 _OFTEN = 0.9  # of the updates: what SAM clears, it clears in each
 _NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
@@ -200,9 +201,9 @@ def check_summaries(summaries: Sequence[Summary]) -> Iterator[Finding]:
             "unscaled-twice", norm_at_the_step=twice[-1].norm, true_norm=twice[-1].norm * (twice[-1].scale or 1)
         )
     skipped = [one for one in summaries if one.skipped]
-    if len(summaries) >= _FEW and 2 * len(skipped) > len(summaries) and summaries[-1].skipped:
-        low, high = summaries[-1].scales_after, summaries[0].scales
-        evidence = {"first_scale": max(high, default=0.0), "last_scale": max(low, default=0.0)}
+    low = max((summaries[-1].scales_after if summaries else ()), default=0.0)
+    if len(summaries) >= _FEW and 2 * len(skipped) > len(summaries) and summaries[-1].skipped and low < _LOW:
+        evidence = {"first_scale": max(summaries[0].scales, default=0.0), "last_scale": low}
         yield finding("scale-keeps-falling", skipped=f"{len(skipped)} of {len(summaries)} updates", **evidence)
 
 
