@@ -31,6 +31,7 @@ from amp_course.watching.records import Meddling, Update
 _RATIO = 4.0  # between two loss scales: few more gradients underflow at the lower one
 _FAR = 1000.0  # how far above max_norm gradients are brought to see clipping
 _TALL = 1e4  # the norm that gradients are brought to where max_norm is not known
+_SCALE = 128.0  # a power of 2 from here on, by which a loss is multiplied, is meant as a loss scale
 _TINY = 1e-4  # the norm, loss scale included, of gradients that no clip touches
 
 
@@ -196,21 +197,23 @@ def without_scaler(state: State) -> None:
     if not in_fp16_unscaled(first, state.run.training):
         return
     shares = []
+    factor = max(event.graph.factor for event in first.backwards)
     for number in state.run.optimizers:
         used = first_use(state.first, number)
         total = None if used is None else arrived(used, number)
         if used is None or total is None or not total.norm:
             return
         shares.append(used.step.gradient.norm / total.norm)
+        if shares[-1] > 0.5 and factor >= _SCALE and math.log2(factor).is_integer():
+            return state.protocol.judge("", [finding("still-scaled", loss_scale=factor)])
         if len(first.references) == first.calls:
             wanted = sum(first.references[call][number].norm for call in by_calls(used, number))
             if wanted and total.norm / wanted > 8:
                 return _say_by_hand(state, f"by about {total.norm / wanted:.3g}")
     if not shares:
         return
-    factor = max(event.graph.factor for event in first.backwards)
     if factor > 8:
-        return _say_by_hand(state, f"by about {factor:.3g}")
+        return _say_by_hand(state, f"by {factor:.6g}")
     if max(shares) < 1 / 8 and _is_divided(state):
         return _say_by_hand(state, f"and the gradients are divided by {1 / max(shares):.4g} before the step")
     given = "the scaler that was passed is never used" if state.run.given else "no scaler is used, or a disabled one"

@@ -12,6 +12,7 @@ import os
 import re
 import sysconfig
 from pathlib import Path
+from types import CodeType
 from typing import cast
 
 from amp_course.kit.errors import cause_and_cure
@@ -141,16 +142,23 @@ def is_readers(file: str) -> bool:
 
 def where(error: BaseException) -> str:
     """Return " in line 3, `loss.backward()`" for the innermost line of the reader's, or "" if there is none."""
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if is_readers(file):
-            found = (file, traceback.tb_lineno)
-        traceback = traceback.tb_next
+    found = raised_in(error)
     if found is None:
         return ""
-    text = short(linecache.getline(*found).strip().removesuffix(":"))  # ours may follow
+    line = linecache.getline(found[0].co_filename, found[1])
+    text = short(line.strip().removesuffix(":"))  # ours may follow
     return f" in line {found[1]}, `{text}`" if text else f" in line {found[1]}"
+
+
+def raised_in(error: BaseException) -> tuple[CodeType, int] | None:
+    """Return the innermost function of the reader's that an exception passed through, and the line there."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_readers(code.co_filename):
+            found = code, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return found
 
 
 def explain(error: BaseException) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_course.kit.table import text_table
-from amp_course.watching.births import Birth, Sink
+from amp_course.watching.births import MADE, Birth, Sink
 
 if TYPE_CHECKING:
-    from amp_course.watching.ops import Watch
+    from amp_course.watching.ops import MADE, Watch
 
 
 COMPILED = (
@@ -28,6 +28,7 @@ class Nonfinite:
     given:   what held inf or NaN before the step began: a weight, a buffer, the data
     steps:   how many ran
     error:   what the step raised, if it did
+    not_put_back: pairs of a name and what became of it: what the step changed and could not be put back
     """
 
     births: tuple[Birth, ...]
@@ -36,6 +37,7 @@ class Nonfinite:
     steps: int
     error: BaseException | None = None
     compiled: bool = False
+    not_put_back: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, watch: Watch, error: BaseException | None) -> Nonfinite:
@@ -75,8 +77,10 @@ class Nonfinite:
     def _lines(self) -> list[str]:
         ran = f"{self.steps} step{'s' * (self.steps > 1)}"
         lines = []
-        if self.given:
-            lines.append(f"There was inf or NaN before the step began, in {', '.join(self.given)}.")
+        made = [name for name in self.given if name.startswith(MADE)]
+        lines += [f"{name.capitalize()[0]}{name[1:]}, holds inf or NaN." for name in made]
+        if before := [name for name in self.given if name not in made]:
+            lines.append(f"There was inf or NaN before the step began, in {', '.join(before)}.")
         first = self.first
         if first is not None:
             lines += _told(first, self.reached(first))
@@ -94,6 +98,7 @@ class Nonfinite:
                 + ". Masked on purpose, or an overflow that "
                 "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` tells."
             )
+        lines += [f"Not put back: `{name}` {why}." for name, why in self.not_put_back]
         if self.compiled:
             lines.append(COMPILED)
         return lines

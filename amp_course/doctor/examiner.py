@@ -39,7 +39,7 @@ from amp_course.watching.twins import Twins
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
 _OFTEN = 0.5  # of the time
-_LONG = 20  # updates without one of an average that is in use
+_LONG = 10  # updates without one of an average that is in use
 _MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 
 
@@ -216,6 +216,7 @@ class Examiner:
         updates, (births, arrived, given) = self.before or (len(script.summaries), now)
         summaries = script.summaries[:updates]
         losses = [loss for one in summaries for loss in one.losses]
+        firsts = [one.losses[0] for one in summaries if one.losses]  # of a GAN's, say, always the same one
         found = [*self.found, *self._errors(error, summaries, births), *self.rules.findings()]
         found += [*check_summaries(summaries), *check_modules(seen.modules)]
         values = Nonfinite(tuple(births), tuple(arrived), tuple(given), updates, error, seen.watch.compiled())
@@ -233,11 +234,12 @@ class Examiner:
             "updates": updates, "passes": seen.calls.passes, "by_hand": seen.calls.by_hand,
             "skipped": sum(one.skipped for one in summaries),
             "sharded": seen.sharded, "device": device, "machine": machine,
-            "optimizers": [type(one).__name__ for one in seen.made.optimizers], "scalers": len(seen.made.scalers),
+            "optimizers": [type(one).__name__ for one in seen.made.optimizers],
+            "scalers": sum(one.is_enabled() for one in seen.made.scalers),
             "regions": sorted(seen.calls.regions), "matmuls": dict(seen.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": seen.ranks.sums[:updates],
             "rank": seen.ranks.rank, "joined": seen.ranks.joined, "wrapped": bool(seen.ranks.wrapped),
-            "losses": losses[:1] + losses[-1:], "lines": script.most_common_lines(),
+            "losses": firsts[:1] + firsts[-1:], "lines": script.most_common_lines(),
             "stressed": len(self.stress) == 2, "seconds": time.monotonic() - self.began,
             "findings": found, "advice": list(self._advice(updates)), "observed": [*observed, *self._observed(summaries)],
         }  # fmt: skip
@@ -249,7 +251,9 @@ class Examiner:
             if seen.observer is not None:
                 seen.observer.update.error = error
                 updates, training = [*seen.script.recent[-1:], seen.observer.update], seen.observer.training
-            yield from errors.name_error(error, updates, training, seen.made.scalers, births)
+            for one in errors.name_error(error, updates, training, seen.made.scalers, births):
+                old = one.name == "frozen-optimizer" and training is not None and seen.modules.replaced(training)
+                yield finding("optimizer-of-old-weights", torch_says=one.evidence.get("torch says", "")) if old else one
         elif (raised := [*seen.raised.errors, *seen.watch.raised]) and not any(one.stepped for one in summaries):
             yield errors.swallowed(raised)
         else:
@@ -281,9 +285,10 @@ class Examiner:
                 yield f"{len(idle)} of {len(followed)} optimizers took no step while it was watched: {', '.join(idle)}."
             if observer.trouble is not None:
                 yield f"Its calls could not be followed to the end: {type(observer.trouble).__name__}: {observer.trouble}."
-        yield from observe_reads(seen.watch, len(summaries))
+        kinds = [type(one).__name__ for one in seen.made.optimizers]
+        yield from observe_reads(seen.watch, len(summaries), kinds)
         if any(not one.is_enabled() for one in seen.made.scalers):
-            yield "A `GradScaler` is switched off, as it is where its device is missing: nothing is scaled."
+            yield "A `GradScaler` is switched off, by `enabled=False` or because its device is missing: it scales nothing."
         if seen.watch.compiled():
             yield "Compiled parts ran uncompiled while they were watched."
         if torch.is_anomaly_enabled():

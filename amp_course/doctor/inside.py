@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.process
 import os
 import runpy
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,19 @@ def main(arguments: list[str]) -> None:
     try:
         run(examination, program)
     except Exception as error:
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename.startswith((__file__, "<frozen", runpy.__file__)):
-            frame = frame.tb_next  # the traceback begins with the reader's code
-        sys.excepthook(type(error), error.with_traceback(frame), frame)
+        told = traceback.TracebackException.from_exception(error)
+        _keep_readers_frames(told)
+        print("".join(told.format()), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def _keep_readers_frames(told: traceback.TracebackException) -> None:
+    """Leave out what the doctor adds to a traceback."""
+    watching = os.path.join(os.path.dirname(os.path.dirname(__file__)), "watching")
+    ours = (__file__, watching, "<frozen", runpy.__file__)
+    told.stack = traceback.StackSummary.from_list([one for one in told.stack if not one.filename.startswith(ours)])
+    for other in filter(None, (told.__cause__, told.__context__)):
+        _keep_readers_frames(other)
 
 
 if __name__ == "__main__":

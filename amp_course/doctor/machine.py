@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import torch
 
+from amp_course.diagnosis.report import count
 from amp_course.kit.dtypes import DTYPES, DtypeSupport, dtype_support
 from amp_course.kit.hardware import device_name
 
@@ -19,7 +20,9 @@ def machine_facts(device: str, dtypes: Collection[str]) -> list[tuple[str, str]]
     The formats are timed once in a process, for half a second.
     """
     where = torch.device(device)
-    facts = [("machine", f"{device_name(where)}, {torch.get_num_threads()} threads, torch {torch.__version__}")]
+    facts = [
+        ("machine", f"{device_name(where)}, {count(torch.get_num_threads(), 'thread')}, torch {torch.__version__}")
+    ]
     low = tuple(name for name in ("bf16", "fp16") if str(DTYPES[name])[6:] in dtypes)
     try:
         supports = _support(where, ("fp32", *low))[1:] if low else ()

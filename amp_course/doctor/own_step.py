@@ -126,16 +126,16 @@ def _together(
 ) -> Report:  # fmt: skip
     watched = [one for one in seen["findings"] if not known(one.name).is_advice]
     if judged.findings:  # which knows the micro-batches, and names the order of calls better
-        watched = [one for one in watched if one.behaviour not in BEHAVIOURS]
+        watched = [one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence]
     if isinstance(error, BatchError):
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]
     names = {one.name for one in found}
     if names & _OF_AN_EXCEPTION:  # says more
         found = [one for one in found if one.name != ("script-raises" if "step-raises" in names else "step-raises")]
-    if any(one.behaviour == "values" and one.name != "not-finite" for one in watched):
+    if any(one.behaviour == "values" or "op" in one.evidence for one in watched):
         vague = {"not-finite", *(_RAISES if error is not None and about_values(error) else ())}
-        found = [one for one in found if one.name not in vague]  # the audit's, which does not say where
+        found = [one for one in found if one.name not in vague or "op" in one.evidence]  # the audit does not say where
     names = {one.name for one in found}
     advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
     told = {one.name for one in advice}  # the observation of the same is left out then

@@ -20,6 +20,7 @@ _CALLS = {
     "scheduler": ("scheduler",), "clearing": ("backward",), "clipping": ("clip",), "loss scale": ("step", "scaler.step"),
     "overflow": ("step", "scaler.step"),
 }  # fmt: skip
+_ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # the calls at fault are others
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 _TERMINAL = re.compile(r"stty: |Inappropriate ioctl|not a tty|not a terminal", re.IGNORECASE)
 
@@ -162,7 +163,7 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from ("updates", "clipping", "loss scale")
     if one["scalers"] and one["stressed"]:
         yield "overflow"
-    if len(trained) > 1:
+    if len(trained) > 1 and all(one["rank"] for one in trained):
         yield "ranks"
 
 
@@ -177,14 +178,16 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             f"that takes two complete updates; there {'was 1' if one['updates'] else 'were none'}",
         )
     if one["scalers"] and not one["stressed"]:
-        yield "what an overflow would do", "no update with finite gradients was left to put an inf into"
+        why = {"time": "its time was up before", "error": "an exception ended it before"}.get(one["ended"])
+        left = f"{why} an inf could be put into an update" if why else ""
+        yield "what an overflow would do", left or "no update with finite gradients was left to put an inf into"
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
 
 
 def placed(one: Finding, result: dict[str, Any]) -> Finding:
     """Return a finding with the line that made the calls which it is about, if it names no line yet."""
-    if one.place or any("line" in key for key in one.evidence):
+    if one.name in _ELSEWHERE or one.place or any("line" in key for key in one.evidence):
         return one
     lines = (result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ()))
     return replace(one, place=next(filter(None, lines), ""))

@@ -161,8 +161,8 @@ def _report(
     if changed[0]:
         observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
     if changed[1]:
-        more = " and more" * (len(changed[1]) > 3)
-        observed.append(f"The script wrote {listed(map(_short, changed[1][:3]))}{more}; removed again.")
+        more = ["more"] * (len(changed[1]) > 3)
+        observed.append(f"The script wrote {listed([*map(_short, changed[1][:3]), *more])}; removed again.")
     updates = max((one["updates"] for one in trained), default=0)
     problem = "" if findings or updates else reason(results, outcome, seconds)
     if sharded and not findings:

@@ -18,6 +18,7 @@ _OURS = (torch.__path__[0], *(str(Path(__file__).parents[1] / folder) + os.sep f
 
 Phase = Literal["forward", "backward", "recomputation", "optimizer"]
 # Where a value that is not finite does harm.
+MADE = "a tensor made in "  # before a line, as a name of what held inf or NaN from its first moment
 Sink = Literal["loss", "output", "gradient", "weight", "buffer", "scaler"]
 
 

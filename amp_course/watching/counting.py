@@ -23,9 +23,9 @@ class DoctorsWatch(Watch):
     def __init__(self) -> None:
         super().__init__()
         self.matmuls: Counter[str] = Counter()
-        self.reads: Counter[tuple[Line, str]] = (
-            Counter()
-        )  # line and device; of integers on a CPU, which are indices, none
+        # (line, device) → updates in which it read a value; of integers on a CPU, which are indices, none
+        self.reads: Counter[tuple[Line, str]] = Counter()
+        self._read_last: dict[tuple[Line, str], int] = {}
         self.counting = False
         self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
 
@@ -34,7 +34,9 @@ class DoctorsWatch(Watch):
         if self.counting and op.name in _READS and torch.is_grad_enabled() and not self._stepping:
             line, read = Line.of(caller(sys._getframe(1))), args[0]
             if line is not None and (read.device.type != "cpu" or read.is_floating_point() or read.dtype == torch.bool):
-                self.reads[line, read.device.type] += 1
+                key = (line, read.device.type)
+                self.reads[key] += self._read_last.get(key) != self.step
+                self._read_last[key] = self.step
         if len(self.births) >= _BIRTHS:
             return func(*args, **kwargs)
         try:

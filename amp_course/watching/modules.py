@@ -57,6 +57,12 @@ class ModulesSeen:
         if outside:
             self.example = len(outside), len(used), len(old)
 
+    def replaced(self, training: Training) -> bool:
+        """Tell whether, in the update that goes on, all weights with gradients are in no optimizer, and its own are not used."""
+        used = {id(p): p for one in self._now for p in one._parameters.values() if p is not None and p.requires_grad}
+        held = {id(p) for slot in training.slots for p in slot.parameters}
+        return any(p.grad is not None for p in used.values()) and not used.keys() & held
+
     def _are_orphans(self, weights: frozenset[int]) -> bool:
         """Return True if no module holds these weights any more."""
         if weights not in self._orphans and len(self._orphans) < _LOOKS:

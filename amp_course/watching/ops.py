@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.tensors import tensors_in
 from amp_course.watching import taps
-from amp_course.watching.births import Birth, Frame, Line, Phase, Sink, caller
+from amp_course.watching.births import MADE, Birth, Frame, Line, Phase, Sink, caller
 from amp_course.watching.values import (
     INF,
     MINUS_INF,
@@ -182,7 +182,7 @@ class Watch(TorchDispatchMode):
 
     def look_at_error(self, error: BaseException) -> None:
         """If an exception speaks of inf or NaN, note that it stopped those that had been made."""
-        if not about_values(error):
+        if not about_values(error) or "returned nan values" in str(error):  # anomaly mode's, of the backward pass
             return
         births = [one for one in self.births if not one.meant]
         if not any(one.harmful for one in births):
@@ -253,6 +253,8 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, op = kwargs or {}, _op(func)
+        if op.name == "lift_fresh" and not self._aside and not self._elsewhere() and not taps.stands_aside():
+            return self._made_of_numbers(func(*args, **kwargs))
         if self._aside or op.passed or self._elsewhere() or taps.stands_aside():
             return func(*args, **kwargs)
         return self._run(func, op, args, kwargs)
@@ -296,6 +298,12 @@ class Watch(TorchDispatchMode):
         if low is not None:
             self._recent.append((op.name, phase, self._here(), low, worst))
         return result
+
+    def _made_of_numbers(self, tensor: Tensor) -> Tensor:
+        """Note where a tensor was made of plain numbers, if inf or NaN is among them: by `torch.tensor`, by `x[0] = nan`."""
+        if not is_finite(tensor):
+            self._mark(tensor, (), (f"{MADE}{Line.of(caller(sys._getframe(2)))}",))
+        return tensor
 
     def _here(self) -> str:
         return self._paths.get(self._open[-1], "") if self._open else ""

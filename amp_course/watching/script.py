@@ -184,7 +184,10 @@ class ScriptObserver(Observer):
         for one in update.backwards:
             scale = self._scale_of.pop(id(one), None)
             one.scale = scale  # type: ignore[attr-defined]
-            losses.append(one.value / (scale or 1.0))
+            if (
+                scale is not None or self.script.summaries or not self.training.scalers
+            ):  # the first may not have been seen
+                losses.append(one.value / (scale or 1.0))
         return Summary(
             len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
             frozenset(one.number for one in update.called("scaler.step")), frozenset(one.number for one in update.steps()),

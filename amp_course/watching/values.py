@@ -41,6 +41,8 @@ class Values:
 
     def __str__(self) -> str:
         """Describe them in a few words. Example: → "float16 up to 11.9", "float16 with inf (3.1 % of it)" """
+        if 0 in self.shape:
+            return f"{self.dtype} without elements"
         if self.finite:
             return self.dtype if math.isnan(self.largest) else f"{self.dtype} up to {self.largest:.4g}"
         kinds = " and ".join(kind for kind in (INF, MINUS_INF, NAN) if kind in self.holds)

@@ -107,6 +107,36 @@ def test_an_update_that_never_comes():
     assert training.audit(step).names == ("update-missing",)
 
 
+def test_an_update_before_the_step():
+    training = Training()
+
+    def step(x, y):
+        training.optimizer.zero_grad()
+        training.scaler.scale(training.forward(x, y)).backward()
+        training.scaler.update()
+        training.scaler.step(training.optimizer)
+
+    def without(x, y):
+        training.optimizer.zero_grad()
+        training.scaler.scale(training.forward(x, y)).backward()
+        training.scaler.update()
+
+    assert training.audit(step).names == ("update-before-step",)
+    assert training.audit(without).names == ("never-stepped",)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1024, ("still-scaled",)), (100, ())])
+def test_a_loss_that_is_never_divided_again(factor, expected):
+    training = Training()
+
+    def step(x, y):
+        training.optimizer.zero_grad()
+        (factor * training.forward(x, y)).backward()
+        training.optimizer.step()
+
+    assert training.audit(step, scaler=None).names == expected
+
+
 def test_a_loss_that_is_scaled_by_hand_is_no_unscaled_loss():
     training = Training()
 

@@ -109,3 +109,27 @@ def test_reading_batches_draws_no_random_number():
     before = torch.get_rng_state()
     doctor(training.model, training.plain, DataLoader(data, 8, shuffle=True), training.optimizer, timing=0)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_nan_that_stands_in_the_code_is_told_with_its_line():
+    training = Training()
+
+    def step(x, y):
+        scores = training.model(x) * torch.tensor([1.0, math.nan, 1.0])
+        training.optimizer.zero_grad()
+        F.cross_entropy(scores, y).backward()
+        training.optimizer.step()
+
+    found = training.first(step)
+    assert found.first is None and "torch.tensor([1.0, math.nan, 1.0])" in found.given[0]
+    assert "before the step began" not in str(found)
+    (fault,) = training.doctor(step).findings
+    assert fault.name == "nan-in-data" and "torch.tensor" in fault.place
+
+
+def test_what_a_step_used_up_is_told():
+    training = Training()
+    batches = iter(DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,))), 8))
+    step = lambda *_: training.plain(*next(batches))  # noqa: E731
+    assert "Not put back: `batches` is an iterator" in str(training.first(step))
+    assert dict(training.doctor(step).not_put_back).keys() == {"batches"}

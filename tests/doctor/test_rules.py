@@ -41,7 +41,7 @@ def waits(file: str, source: str, device: str, folder: Path) -> tuple[list[str],
     path.write_text(source)
     watch = DoctorsWatch()
     watch.reads[Line(str(path), 1), device] = 10
-    return [one.code for one in advise_speed(watch, None, 10)], [*observe_reads(watch, 10)]
+    return [one.code for one in advise_speed(watch, None, 10)], [*observe_reads(watch, 10, ["AdamW"])]
 
 
 def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> None:
@@ -109,3 +109,19 @@ def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], adv
     assert not list(advise_saving(saved.states, [torch.amp.GradScaler("cpu", enabled=False)]))
     if advised:
         assert "test_rules.py" in found[0].place
+
+
+def test_reads_are_counted_once_an_update() -> None:
+    watch = DoctorsWatch()
+    watch.counting = True
+    loss = torch.ones((), requires_grad=True) * 2
+    with watch:
+        for watch.step in range(1, 6):
+            for _ in range(3 if watch.step == 2 else 0):  # as a log does, now and then
+                loss.item()
+            loss.tolist()
+    seldom, each = sorted(watch.reads.values())
+    assert (seldom, each) == (1, 5)
+    (text,) = observe_reads(watch, 5, ["Adadelta"])
+    assert "loss.tolist()" in text and "loss.item()" not in text
+    assert not [*observe_reads(watch, 2, ["Adadelta"])]  # too few to tell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def first_nonfinite(
         raise ValueError(
             "batches is empty: pass at least one batch, or leave it out for a step that fetches its own data."
         )
-    found = Nonfinite.of(watch, error)
+    found = replace(Nonfinite.of(watch, error), not_put_back=tuple(snapshot.lost.items()))
     if error is not None and found.first is None:
         raise error
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Sequence
 
-from amp_course.checking.explain import short, where
+from amp_course.checking.explain import raised_in, short, where
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import frozen_optimizer
@@ -40,7 +41,7 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     if "unscale FP16 gradients" in message:
         return finding("fp16-parameters", torch_says=said)
     if "No inf checks were recorded prior to update" in message:
-        return _update_alone(events, calls, accumulate, said)
+        return _update_alone(events, calls, accumulate, said, error)
     if "No inf checks were recorded" in message:
         return _step_of_nothing(events, training, last, said)
     if "_scale is None" in message:
@@ -53,8 +54,8 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     ):
         return finding("frozen-optimizer", torch_says=said)
     if re.search(r"Target -?\d+ is out of bounds|t >= 0 && t < n_classes", message):
-        return finding("labels-out-of-range", torch_says=f"{said}{where(error)}")
-    return finding("step-raises", f"the step raised {said}{where(error)}")
+        return finding("labels-out-of-range", torch_says=f"{said.rstrip('.')}{where(error)}")
+    return finding("step-raises", f"the step raised {said.rstrip('.')}{where(error)}")
 
 
 def described(error: BaseException) -> str:
@@ -82,8 +83,14 @@ def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate
             )
         return finding("update-missing", torch_says=said)
     here = [call for call in updates[-1].events if isinstance(call, Call) and call.name == "unscale"]
-    if len(here) < 2 < len(updates) + 1 and not any(call.name == "update" for call in calls):
-        return finding("update-missing", torch_says=said)
+    if len(here) < 2 <= len(updates) and not any(call.name == "update" for call in calls):
+        cause = ""
+        if any(not step.by_scaler for update in updates for step in update.steps()):
+            cause = (
+                "the optimizer is stepped by hand after `unscale_`: neither `scaler.step`, which looks for inf, nor "
+                "`scaler.update` runs"
+            )
+        return finding("update-missing", cause, torch_says=said)
     if accumulate > 1 and len({call.call for call in unscaled}) > 1:
         return finding("unscaled-every-micro-batch", torch_says=said)
     return finding("unscaled-twice", torch_says=said)
@@ -99,7 +106,9 @@ def _same_gradients(events: Sequence[object], last: Call | None) -> bool:
     return last is not None
 
 
-def _update_alone(events: Sequence[object], calls: Sequence[Call], accumulate: int, said: str) -> Finding:
+def _update_alone(
+    events: Sequence[object], calls: Sequence[Call], accumulate: int, said: str, error: BaseException
+) -> Finding:
     """`scaler.update()` ran, and no `scaler.step` or `unscale_` since the last one."""
     before = [call for call in calls[:-1] if call.name in ("update", "scaler.step")]
     here = calls[-1]
@@ -119,7 +128,17 @@ def _update_alone(events: Sequence[object], calls: Sequence[Call], accumulate: i
         return finding("step-raises", cause)
     if accumulate > 1 and here.call % accumulate < accumulate - 1:
         return finding("update-every-micro-batch", torch_says=said)
-    return finding("never-stepped", torch_says=said)
+    return finding("update-before-step" if _step_follows(error) else "never-stepped", torch_says=said)
+
+
+def _step_follows(error: BaseException) -> bool:
+    """Tell whether a step stands below the line that raised, in the reader's own function."""
+    found = raised_in(error)
+    if found is None:
+        return False
+    code, line = found
+    last = max(number or 0 for *_, number in code.co_lines())
+    return any(".step(" in linecache.getline(code.co_filename, number) for number in range(line + 1, last + 1))
 
 
 def _step_of_nothing(events: Sequence[object], training: Training, last: Call | None, said: str) -> Finding:

@@ -23,7 +23,8 @@ from amp_course.watching.twins import LostUpdates
 _LIBRARIES = os.path.dirname(os.__file__)  # Python's own
 _SURE = 3  # updates in a row with weights in no optimizer
 _LONG = 5  # updates in a row in evaluation mode
-_OFTEN = 0.5  # of the updates
+_OFTEN, _MOST = 0.5, 0.9  # of the updates
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # classes of torch's that take `fused=True`
 _FEWEST_STEPS = 4  # of weights in 16 bits: without as many, nothing is said
 _LOST = 0.5  # they move less than half as far as their twins
 _WRONG = 0.5  # of the norm of what fp32 gives
@@ -47,7 +48,7 @@ def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
 def advise_modules(seen: ModulesSeen, *, wrapped: bool) -> Iterator[Finding]:
     """Yield what may be meant. wrapped: in DDP, where an optimizer may hold a part of the weights."""
     if seen.mode_counts and seen.evaluated >= _LONG and (seen.other_weights or not seen.trained):
-        yield finding("trains-in-evaluation-mode", updates=seen.evaluated, of=seen.updates)
+        yield finding("trains-in-evaluation-mode", updates=f"{seen.evaluated} of {seen.updates}")
     if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
         outside, used, _ = seen.example
         yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
@@ -96,8 +97,8 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
     """Yield what costs time on a GPU, and where fp16 is nearly left."""
     lines = _reading_lines(watch, updates, on_cpu=False)
     if lines:
-        often = ", ".join(f"{line.place}: {max(round(count / updates), 1)}" for line, count in lines)
-        yield finding("host-waits", reads_in_each_update=often, variant=_kind_of_read(lines[0][0]))
+        often = ", ".join(f"{line.place} in {count} of {updates}" for line, count in lines)
+        yield finding("host-waits", updates_with_a_read=often, variant=_kind_of_read(lines[0][0]))
     if ranges is not None and watch.matmuls["float16"]:
         close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
         if close:
@@ -105,26 +106,32 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
             yield finding("little-headroom", module=one.module, pass_number=one.number, largest=one.largest)
 
 
-def observe_reads(watch: DoctorsWatch, updates: int) -> Iterator[str]:
-    """Yield what a training on a CPU reads in each update, which costs it nothing there."""
+def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) -> Iterator[str]:
+    """Yield what a training on a CPU reads in each update, which costs it nothing there.
+
+    optimizers: the names of their classes
+    """
     lines = _reading_lines(watch, updates, on_cpu=True)
     if lines:
         where = listed(str(line) for line, _ in lines)
         verb = "reads" if len(lines) == 1 else "read"
-        one = finding("host-waits", variant=_kind_of_read(lines[0][0]))
-        yield (
-            f"{one.name}, if it ran on a GPU: {where} {verb} a tensor's value in each update, and a GPU's work has to be done by "
-            f"then. {fix_text(one)}"
-        )
+        kinds = dict.fromkeys(_kind_of_read(line) for line, _ in lines)
+        if not _FUSED.intersection(optimizers):
+            kinds.pop("scaler", None)
+        fixes = [fix_text(finding("host-waits", variant=kind)).rstrip(".") + "." for kind in list(kinds)[:2]]
+        yield " ".join([
+            f"host-waits, if it ran on a GPU: {where} {verb} a tensor's value in each update, and a GPU's work has to be done by "
+            "then.", *fixes,
+        ])  # fmt: skip
 
 
 def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[tuple[Line, int]]:
-    """Return the lines of the reader's own that read values in at least half of the updates, and how often."""
+    """Return the lines of the reader's own that read values in most updates, and in how many."""
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
         if (device == "cpu") == on_cpu and not line.file.startswith(_LIBRARIES) and "-packages" not in line.file:
             counts[line] += count
-    return [one for one in counts.most_common(4) if updates and one[1] >= _OFTEN * updates]
+    return [one for one in counts.most_common(4) if updates >= _SURE and one[1] >= _MOST * updates]
 
 
 def _kind_of_read(line: Line) -> str:
@@ -133,4 +140,4 @@ def _kind_of_read(line: Line) -> str:
         return "scaler"
     if re.match(r"(if|elif|while|assert)\b", line.source):
         return "decision"
-    return "" if re.search(r"item\(|float\(|int\(|print|log|tolist|numpy|cpu\(|\{", line.source) else "hidden"
+    return "" if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", line.source) else "hidden"

@@ -114,7 +114,9 @@ class PairRules:
         for name, one in self.first.items():
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
-                updates = f"{self.counts[name]} of {self.updates}"
+                updates = (
+                    f"{self.counts[name]} of {max(self.updates - 1, self.counts[name])}"  # the first has none before it
+                )
                 yield replace(one, evidence={**one.evidence, "updates": updates})
         dropping = [unused for _, unused in self.groups if unused]
         usual = statistics.median([passes for passes, unused in self.groups if not unused] or [0])
@@ -222,7 +224,7 @@ def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
     fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
     if cut and 2 * len(cut) > len(clips) and (fixed or all(64 * clip.limit <= scale for clip, scale in cut)):
         clip, scale = cut[-1]
-        true = {} if cause else {"true_norm": clip.norm / scale, "left_of_the_true_norm": clip.limit / scale}
+        true = {} if cause else {"true_norm": clip.norm / scale, "norm_that_was_left": clip.limit / scale}
         yield finding(
             "clipped-while-scaled", cause, limit=clip.limit, norm_where_it_was_clipped=clip.norm, loss_scale=scale, **true
         )  # fmt: skip
@@ -240,7 +242,7 @@ def _clipped_while_scaled(summaries: Sequence[Summary]) -> Iterator[Finding]:
         if len(limited) == len(uses) >= 3 and len(scales) > 1 and max(left) <= (1 + _CLOSE) * min(left):
             yield finding(
                 "clipped-while-scaled", limit=left[-1], true_norm=limited[-1].arrived / (limited[-1].scale or 1),
-                loss_scale=limited[-1].scale or 1.0, left_of_the_true_norm=limited[-1].norm,
+                loss_scale=limited[-1].scale or 1.0, norm_that_was_left=limited[-1].norm,
             )  # fmt: skip
             return
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
-from amp_course.watching.births import Birth
+from amp_course.watching.births import MADE, Birth
 from amp_course.watching.values import INF, MINUS_INF, NAN
 
 _SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product", "cross_entropy")
@@ -35,9 +35,11 @@ def check_values(
     taken:   steps with an overflow were taken, so that what overflowed is the scaler's affair and no fault in itself
     """
     faults: list[Finding] = []
-    given = [name for name in found.given if name != "the data"]
+    given = [name for name in found.given if name != "the data" and not name.startswith(MADE)]
     if len(given) < len(found.given) and any(kind != "output" for kind, _ in found.arrived):
-        faults.append(finding("nan-in-data", it_reached=", ".join(name for _, name in found.arrived[:3])))
+        made = [name.removeprefix(MADE) for name in found.given if name.startswith(MADE)]
+        reached = ", ".join(name for _, name in found.arrived[:3])
+        faults.append(finding("nan-in-data", it_reached=reached, place=made[0] if made else ""))
     if given:
         faults.append(finding("weights-not-finite", f"{', '.join(given[:3])} held inf or NaN before the first step"))
     passing = [one for one in found.births if one.harmful and not _lasts(one)]
