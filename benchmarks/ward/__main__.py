@@ -4,8 +4,8 @@
 
 FOLDER holds clones of the repositories that cases.toml lists: `git clone https://github.com/OWNER/NAME
 FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of theirs is changed or kept: each
-script runs in a copy that is thrown away, with tiny made data and, where torchvision is not installed,
-random images under its names (`stand_ins`).
+script runs in a copy that is thrown away, with tiny made data and, where torchvision and wandb are not
+installed, with what stands in for them (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,17 @@ def prepare(case: Case, clone: Path, folder: Path) -> Path:
 
     Raises ValueError if the text that an edit replaces is not there just once.
     """
-    archive = subprocess.run(["git", f"--git-dir={clone}", "archive", case["commit"]], capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    part = "" if "in" in case else case["script"].partition("/")[0]  # of a repository of many programs
+    git = ["git", f"--git-dir={clone}"]
+    names = subprocess.run(
+        [*git, "ls-tree", "-r", "-z", "--name-only", case["commit"], *([part] if part and "/" in case["script"] else [])],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, names.stdout.split("\0")):
+        shown = subprocess.run([*git, "show", f"{case['commit']}:{name}"], capture_output=True)
+        if shown.returncode == 0:  # a clone may leave large files out
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(shown.stdout)
     for old, new in case.get("edits", ()):
         path = folder / case.get("edited", case["script"])
         text = path.read_text("utf-8")
@@ -76,13 +85,16 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         where = prepare(case, clone, Path(name))
         script = os.path.relpath(Path(name, case["script"]), where)
-        paths = [str(HERE / "stand_ins")] if importlib.util.find_spec("torchvision") is None else []
+        run = ["-m", case["module"]] if "module" in case else [script]
+        stand_ins = sorted((HERE / "stand_ins").iterdir())
+        paths = [str(one) for one in stand_ins if importlib.util.find_spec(one.name) is None]
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         options = [f"--steps={case.get('steps', STEPS)}", f"--timeout={SECONDS}", f"--ranks={case.get('ranks', 1)}"]
+        _, terminal = os.openpty()  # some ask it for its width
         ran = subprocess.run(
-            [sys.executable, "-m", "amp_course", "doctor", "--json", *options, script, *case.get("arguments", ())],
-            cwd=where, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "amp_course", "doctor", "--json", *options, *run, *case.get("arguments", ())],
+            cwd=where, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=terminal,
             capture_output=True, text=True,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -110,7 +122,7 @@ def judge(case: Case, found: dict[str, Any]) -> dict[str, Any]:
         "missed": sorted(true - named),
         "advice not judged": sorted(set(found.get("advice", {})) - set(case.get("advice", {}))),
         "advice untrue": sorted(name for name, why in case.get("advice", {}).items() if why.startswith("untrue")),
-        "examined": found["state"] in ("clean", "faults"),
+        "examined": found["state"] in ("clean", "fault"),
     }
 
 
@@ -136,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows[name] = {key: case[key] for key in ("kind", "repository", "commit", "script")} | found | judged
         named = ", ".join(filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))]))
         wrong = ", ".join(f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what])
+        if not judged["examined"]:
+            wrong = f"{wrong or 'not examined'}: {found['said'][:160]}"
         print(
             f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  {wrong or 'right'}",
             flush=True,

@@ -30,22 +30,27 @@ def names(folder: Path) -> None:
     (folder / "names.txt").write_text("\n".join(lines), "utf-8")
 
 
-def sines(folder: Path) -> None:
-    """`traindata.pt` of time_sequence_prediction: twelve sine waves of 200 numbers."""
-    import torch
-
-    shifts = np.random.default_rng(0).integers(-80, 80, (12, 1))
-    torch.save(np.sin((np.arange(200) + shifts) / 20).astype("float64"), folder / "traindata.pt")
-
-
 def citations(folder: Path) -> None:
-    """`cora.content` and `cora.cites` of gcn and gat: 300 papers in seven classes with 40 words, and 900 citations."""
+    """`cora.content` and `cora.cites` of gcn and gat: 2,708 papers in seven classes with 40 words, and 6,000 citations."""
     random = np.random.default_rng(0)
     classes = [
         "Case_Based", "Genetic_Algorithms", "Neural_Networks", "Probabilistic_Methods", "Reinforcement_Learning",
         "Rule_Learning", "Theory",
     ]  # fmt: skip
-    papers = ("\t".join(map(str, (n, *random.integers(0, 2, 40), classes[n % 7]))) for n in range(300))
+    papers = ("\t".join(map(str, (n, *random.integers(0, 2, 40), classes[n % 7]))) for n in range(2708))
     (folder / "cora.content").write_text("\n".join(papers) + "\n", "utf-8")
-    cites = ("\t".join(map(str, random.integers(0, 300, 2))) for _ in range(900))
+    cites = ("\t".join(map(str, random.integers(0, 2708, 2))) for _ in range(6000))
     (folder / "cora.cites").write_text("\n".join(cites) + "\n", "utf-8")
+
+
+def pictures(folder: Path) -> None:
+    """`imgs` and `masks` of Pytorch-UNet: sixteen random pictures of 64 by 64, and masks of two classes."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for kind, shape, most in (("imgs", (64, 64, 3), 256), ("masks", (64, 64), 2)):
+        (folder / kind).mkdir(exist_ok=True)
+        for number in range(16):
+            ending = "png" if kind == "imgs" else "gif"
+            pixels = Image.fromarray(random.integers(0, most, shape).astype(np.uint8))
+            pixels.save(folder / kind / f"{number}{'_mask' * (kind == 'masks')}.{ending}")

@@ -33,6 +33,16 @@ class Normalize:
         return (image - self.mean) / self.std
 
 
+class Lambda:
+    """Any function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, image):
+        return self.function(image)
+
+
 class Resize:
     """To a size, which is the shorter side's where it is one number; here, both sides'."""
 
