@@ -21,7 +21,7 @@ from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.reasons import facts, placed
 from amp_course.doctor.speed import time_facts
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
-from amp_course.watching.ops import about_values
+from amp_course.watching.ops import mentions_values
 
 STEPS, TIMING = 12, 3.0
 _RAISES = ("step-raises", "script-raises")
@@ -134,7 +134,7 @@ def _together(
     if names & _OF_AN_EXCEPTION:  # says more
         found = [one for one in found if one.name != ("script-raises" if "step-raises" in names else "step-raises")]
     if any(one.behaviour == "values" or "op" in one.evidence for one in watched):
-        vague = {"not-finite", *(_RAISES if error is not None and about_values(error) else ())}
+        vague = {"not-finite", *(_RAISES if error is not None and mentions_values(error) else ())}
         found = [one for one in found if one.name not in vague or "op" in one.evidence]  # the audit does not say where
     names = {one.name for one in found}
     advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]

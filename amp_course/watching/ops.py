@@ -182,7 +182,7 @@ class Watch(TorchDispatchMode):
 
     def look_at_error(self, error: BaseException) -> None:
         """If an exception speaks of inf or NaN, note that it stopped those that had been made."""
-        if not about_values(error) or "returned nan values" in str(error):  # anomaly mode's, of the backward pass
+        if not mentions_values(error) or "returned nan values" in str(error):  # anomaly mode's, of the backward pass
             return
         births = [one for one in self.births if not one.meant]
         if not any(one.harmful for one in births):
@@ -464,7 +464,7 @@ class _Op:
         ]
 
 
-def about_values(error: BaseException) -> bool:
+def mentions_values(error: BaseException) -> bool:
     """Tell whether an exception speaks of inf or NaN."""
     return bool(re.search(r"\b(nans?|infs?|infinite|infinity|non-?finite|finite)\b", str(error), re.IGNORECASE))
 

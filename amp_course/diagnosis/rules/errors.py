@@ -16,7 +16,7 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.kit.markup import without_codes
 from amp_course.watching.births import Birth
-from amp_course.watching.ops import about_values
+from amp_course.watching.ops import mentions_values
 from amp_course.watching.records import Training, Update
 from amp_course.watching.script import Clip
 from amp_course.watching.uses import steps_of
@@ -63,7 +63,7 @@ def name_error(
     if "No inf checks were recorded prior to update" in message and _stepped_while_scaled(updates[-1]):
         yield finding("still-scaled", torch_says=said)
         return
-    if about_values(error) and any(one.harmful for one in births):
+    if mentions_values(error) and any(one.harmful for one in births):
         return
     found = check_error(updates, training, 1)
     yield finding("script-raises", f"the script raised {said}") if found.name == "step-raises" else found
