@@ -10,7 +10,7 @@ from amp_course.kit.table import text_table
 from amp_course.watching.births import MADE, Birth, Sink
 
 if TYPE_CHECKING:
-    from amp_course.watching.ops import MADE, Watch
+    from amp_course.watching.ops import Watch
 
 
 COMPILED = (
@@ -78,7 +78,7 @@ class Nonfinite:
         ran = f"{self.steps} step{'s' * (self.steps > 1)}"
         lines = []
         made = [name for name in self.given if name.startswith(MADE)]
-        lines += [f"{name.capitalize()[0]}{name[1:]}, holds inf or NaN." for name in made]
+        lines += [f"A{name[1:]}, holds inf or NaN." for name in made]
         if before := [name for name in self.given if name not in made]:
             lines.append(f"There was inf or NaN before the step began, in {', '.join(before)}.")
         first = self.first

@@ -123,10 +123,14 @@ class Birth:
         causes = [root for origin in self.origins if not origin.meant for root in origin.roots()]
         return tuple({root.number: root for root in causes}.values()) or (self,)
 
+    @property
+    def operands(self) -> str:
+        """What it took, in words: a fused optimizer's op takes twenty, of which three are described."""
+        more = f" and {len(self.took) - 3} more" if len(self.took) > 3 else ""
+        return ", ".join(map(str, self.took[:3])) + more
+
     def __str__(self) -> str:
         """Describe it in a line. Example: → "exp in layers.1 made inf from float16 up to 11.9" """
         where = f" in {self.module}" if self.module else ""
         what = " and ".join(sorted(self.made.holds, key=lambda kind: (kind == NAN, kind)))
-        more = f" and {len(self.took) - 3} more" if len(self.took) > 3 else ""
-        took = ", ".join(map(str, self.took[:3])) + more or "constants"
-        return f"{self.op}{where} made {what} ({self.made.dtype}) from {took}"
+        return f"{self.op}{where} made {what} ({self.made.dtype}) from {self.operands or 'constants'}"

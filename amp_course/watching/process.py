@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from amp_course.watching.births import Line, caller
 from amp_course.watching.ops import Watch
 
 Original = Callable[..., Any]
+_MOST_ITEMS = 100  # of a list in a checkpoint that are looked into: it may be a replay buffer
 
 
 class Made:
@@ -91,8 +93,9 @@ class Saved:
     def save(self, original: Original, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Look into what is saved."""
         line = Line.of(caller(sys._getframe(1)))
-        for kind in _states_in(obj):
-            self.states.setdefault(kind, line)
+        with suppress(Exception):  # an odd object must not keep the script from saving
+            for kind in _states_in(obj):
+                self.states.setdefault(kind, line)
         return original(obj, *args, **kwargs)
 
 
@@ -111,7 +114,7 @@ def _states_in(obj: Any, depth: int = 4) -> Iterator[str]:
             for value in obj.values():
                 yield from _states_in(value, depth - 1)
     elif isinstance(obj, (list, tuple)) and depth:
-        for value in obj:
+        for value in obj[:_MOST_ITEMS]:
             yield from _states_in(value, depth - 1)
     elif depth and hasattr(obj, "__dict__") and not isinstance(obj, (nn.Module, torch.Tensor)):
         yield from _states_in(vars(obj), depth - 1)

@@ -184,9 +184,8 @@ class ScriptObserver(Observer):
         for one in update.backwards:
             scale = self._scale_of.pop(id(one), None)
             one.scale = scale  # type: ignore[attr-defined]
-            if (
-                scale is not None or self.script.summaries or not self.training.scalers
-            ):  # the first may not have been seen
+            seen = self.script.summaries or not self.training.scalers  # the first call of `scale` may come too early
+            if seen or scale is not None:
                 losses.append(one.value / (scale or 1.0))
         return Summary(
             len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),

@@ -5,7 +5,7 @@
 FOLDER holds clones of the repositories that cases.toml lists: `git clone https://github.com/OWNER/NAME
 FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of theirs is changed or kept: each
 script runs in a copy that is thrown away, with tiny made data and, where torchvision and wandb are not
-installed, with what stands in for them (`stand_ins`).
+installed, with substitutes for them (`stand_ins`).
 """
 
 from __future__ import annotations

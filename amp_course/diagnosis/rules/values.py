@@ -79,8 +79,7 @@ def name_birth(birth: Birth, found: Nonfinite, losses: Sequence[float]) -> Findi
     place = birth.line or birth.forward
     evidence: dict[str, float | int | str] = {"step": birth.step, "op": f"{birth.op}{where}, {birth.phase}"}
     if birth.took:
-        more = f" and {len(birth.took) - 3} more" if len(birth.took) > 3 else ""
-        evidence["it took"] = ", ".join(map(str, birth.took[:3])) + more
+        evidence["it took"] = birth.operands
     evidence["it made"] = " and ".join(sorted(birth.made.holds, key=lambda kind: kind == NAN))
     if place is not None:
         evidence["place" if birth.line is not None else "line of the forward op"] = str(place)

@@ -1,4 +1,4 @@
-"""Stands in for torchvision where the ward's scripts ask for it: random images in place of a download, and plain transforms.
+"""A substitute for torchvision, for the ward's scripts: random images in place of a download, and plain transforms.
 
 It has only what those scripts use. Pixels are tensors of uint8 all along, where torchvision has PIL images.
 """

@@ -1,4 +1,4 @@
-"""Stands in for wandb where the ward's scripts ask for it: it takes what they log, and sends nothing."""
+"""A substitute for wandb, for the ward's scripts: it takes what they log, and sends nothing."""
 
 
 class _Anything:
