@@ -2,7 +2,7 @@
 
     python -m benchmarks.ward FOLDER [NAME ...]
 
-FOLDER holds clones of the repositories that cases.toml lists: `git clone https://github.com/OWNER/NAME
+FOLDER holds clones of the repositories that cases/*.toml list: `git clone https://github.com/OWNER/NAME
 FOLDER/OWNER+NAME`. What is not there is said and left out. Nothing of theirs is changed or kept: each
 script runs in a copy that is thrown away, with tiny made data and, where torchvision and wandb are not
 installed, with substitutes for them (`stand_ins`).
@@ -38,8 +38,9 @@ Case = dict[str, Any]
 
 
 def cases() -> dict[str, Case]:
-    """Return name → entry of cases.toml, which explains the fields."""
-    return tomllib.loads((HERE / "cases.toml").read_text("utf-8"))
+    """Return name → entry of the lists in `cases`; as_written.toml explains the fields."""
+    lists = [tomllib.loads(path.read_text("utf-8")) for path in sorted((HERE / "cases").glob("*.toml"))]
+    return {name: case for entries in lists for name, case in entries.items()}
 
 
 def clone_of(case: Case, folder: Path) -> Path | None:
@@ -68,8 +69,8 @@ def prepare(case: Case, clone: Path, folder: Path) -> Path:
         if shown.returncode == 0:  # a clone may leave large files out
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(shown.stdout)
-    for old, new in case.get("edits", ()):
-        path = folder / case.get("edited", case["script"])
+    for *file, old, new in case.get("edits", ()):
+        path = folder / (file[0] if file else case["script"])
         text = path.read_text("utf-8")
         if text.count(old) != 1:
             raise ValueError(f"{path.name} has {text.count(old)} times what one edit replaces: {old!r}")
@@ -130,18 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Examine what is there; print a line for each, write the record, return 1 if a script is accused or a bug missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ward", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="where the clones are")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of cases.toml (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of the lists (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the record's folder")
     chosen = parser.parse_args(argv)
     known = cases()
     if unknown := set(chosen.names) - set(known):
-        parser.error(f"cases.toml has no {', '.join(sorted(unknown))}")
-    rows, absent = {}, []
+        parser.error(f"the lists have no {', '.join(sorted(unknown))}")
+    rows, absent = {}, {}
     for name in chosen.names or known:
         case = known[name]
         clone = clone_of(case, chosen.folder)
-        if clone is None:
-            absent.append(name)
+        missing = [module for module in case.get("needs", ()) if importlib.util.find_spec(module) is None]
+        if clone is None or missing:
+            absent[name] = f"needs {', '.join(missing)}" if missing else "no clone with the commit"
             continue
         found = examine(case, clone)
         judged = judge(case, found)
@@ -155,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if absent:
-        print(f"Not there, or not with the commit: {', '.join(absent)}.")
+        print("Left out: " + ", ".join(f"{name} ({why})" for name, why in absent.items()) + ".")
     if not rows:
         return 2
     accused = [name for name, row in rows.items() if row["false"]]

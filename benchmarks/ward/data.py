@@ -1,4 +1,4 @@
-"""Tiny data in place of what a public script downloads or prepares; each is named in cases.toml."""
+"""Tiny data in place of what a public script downloads or prepares; each is named in the lists of cases."""
 
 from __future__ import annotations
 
