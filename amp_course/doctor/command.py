@@ -35,7 +35,11 @@ def examine(
             script, args, module=module, steps=steps, seconds=seconds, keep_files=keep_files, ranks=ranks,
             progress=_progress(steps) if shows else None,
         )  # fmt: skip
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        seen = getattr(error, "report", None)
+        if seen is not None:
+            print("\r\x1b[K" * shows, end="", file=sys.stderr, flush=True)
+            print(seen.to_json() if as_json else seen)
         print("\r\x1b[K" * shows + (_INTERRUPTED.split(",")[0] + "." if keep_files else _INTERRUPTED), file=sys.stderr)
         return 130
     if shows:

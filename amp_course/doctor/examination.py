@@ -23,9 +23,11 @@ from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.stress import poisoned_pass
 from amp_course.diagnosis.rules.updates import check_stress
 from amp_course.doctor.examiner import Examiner, Watchers
+from amp_course.doctor.running import STOP
 from amp_course.watching import taps
 from amp_course.watching.records import Meddling, Update
 
+_PACKAGE = str(Path(__file__).parents[1])
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
 
 
@@ -104,10 +106,12 @@ class Examination(Examiner):
     # ---- the end ----
 
     def _wait(self) -> None:
-        """End the process when its time is up."""
-        time.sleep(max(0.0, self.began + self.seconds - time.monotonic()))
+        """End the process when its time is up, or the doctor is interrupted."""
+        stop = self.folder / STOP
+        while (left := self.began + self.seconds - time.monotonic()) > 0 and not stop.exists():
+            time.sleep(min(left, 0.3))
         if not self.done and os.getpid() == self.process:
-            self.leave("time")
+            self.leave("interrupt" if left > 0 else "time")
 
     def _exits(self, original: Callable[..., Any], code: int) -> None:
         if os.getpid() == self.process:
@@ -123,7 +127,7 @@ class Examination(Examiner):
         self._leave(0)
 
     def finish(self, why: str, code: Any = 0, error: BaseException | None = None) -> None:
-        """Write what was found, once. why: "steps", "time", "end", "exit" or "error"."""
+        """Write what was found, once. why: "steps", "time", "interrupt", "end", "exit" or "error"."""
         if self.done or (self.child and self.seen.observer is None):  # a worker of a DataLoader, say
             return
         self.done = True
@@ -131,6 +135,8 @@ class Examination(Examiner):
         try:
             if why != "steps":
                 self.close(error)
+            if error is not None and _is_ours(error):
+                raise error
             result = self.result(error)
             for key in ("findings", "advice"):
                 result[key] = [asdict(one) for one in result[key]]
@@ -143,3 +149,9 @@ class Examination(Examiner):
         path = self.folder / f"result-{os.getpid()}.json"
         path.with_suffix(".part").write_text(json.dumps(result), encoding="utf-8")
         path.with_suffix(".part").rename(path)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether the doctor itself raised an exception, not what it calls or a script's call with other arguments."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE) and frames[-1].name != "_pass_on"

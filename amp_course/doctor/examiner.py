@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules import errors
 from amp_course.diagnosis.rules.training import (
+    advise_16_bits,
     advise_modules,
+    advise_ratio,
     advise_saving,
     advise_speed,
     check_buried,
@@ -33,11 +36,12 @@ from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
 from amp_course.watching.ranges import RangeWatch, watch_ranges
-from amp_course.watching.records import Meddling, Training, Update
+from amp_course.watching.records import Meddling, Region, Training, Update
 from amp_course.watching.script import Script, ScriptObserver, Summary
 from amp_course.watching.twins import Twins
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
+_OF_AN_OPTIMIZER = ("optimizer-of-old-weights", "frozen-optimizer")  # at fault is the line that made it
 _OFTEN = 0.5  # of the time
 _LONG = 10  # updates without one of an average that is in use
 _MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
@@ -69,6 +73,10 @@ class Watchers:
         self.observer: ScriptObserver | None = None
         self.began = 0.0  # the training
         self.averages: set[AveragedModel] = set()  # that were called
+        self._regions: list[tuple[Region | None, int]] = []  # entered: the event, and matmuls in 16 bits before it
+        self._stepping: torch.optim.Optimizer | None = None
+        self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
+        self.precisions: dict[nn.Module, dict[bool, set[torch.dtype]]] = {}  # → with gradients? → dtypes of autocast
         self.sharded = False  # weights are DTensors, which only a collective can look at
         self._stack = contextlib.ExitStack()
         for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
@@ -87,19 +95,50 @@ class Watchers:
         """Begin to observe with the first region or backward pass."""
         if region._enabled:
             self._observe()
-        return original(region)
+        result = original(region)
+        events = self.observer.update.events if self.observer is not None else []
+        last = events[-1] if events and isinstance(events[-1], Region) else None
+        self._regions.append((last, self._low_matmuls()))
+        return result
+
+    def leave_region(self, original: Callable[..., Any], region: Any, *args: Any) -> Any:
+        """Note whether autocast acted in it."""
+        event, before = self._regions.pop() if self._regions else (None, 0)
+        if event is not None:
+            event.casts = self._low_matmuls() > before
+        return original(region, *args)
+
+    def _low_matmuls(self) -> int:
+        return self.watch.matmuls["float16"] + self.watch.matmuls["bfloat16"]
 
     def backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Begin to observe."""
-        self._observe()
-        return original(*args, **kwargs)
+        late = self._observe() and self._stepping is not None
+        if self.observer is None:
+            return original(*args, **kwargs)
+        weights = [p for slot in self.training.slots for p in slot.parameters]
+        with self.out_of_sight():
+            self.ranks.pass_begins(weights)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            with self.out_of_sight():
+                self.ranks.pass_ends(weights)
+            if late:
+                self.observer.enter_step(self._stepping)
 
     def module_begins(self, module: nn.Module, *_: Any) -> None:
         """Note which modules run, and measure the ranges of the first that is trained."""
         if isinstance(module, AveragedModel) and not self.watch._aside:
             self.averages.add(module)
-        if self.watch._aside or not torch.is_grad_enabled():
+        if self.watch._aside:
             return
+        if any(p is not None and p.requires_grad for p in module._parameters.values()):
+            seen = self.precisions.setdefault(module, {True: set(), False: set()})
+            seen[torch.is_grad_enabled()].add(_precision(module))
+        if not torch.is_grad_enabled():
+            return
+        self.ranks.forward(module)
         self.modules.called(module)
         if self.watch._open or self.ranges is not None or not self.made.optimizers:
             return
@@ -109,13 +148,34 @@ class Watchers:
             self.ranges.aside = self.watch.aside
             self.ranges.start()
 
-    def _observe(self) -> None:
+    def _passes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    clip_norm = clip_value = _passes  # listened to from the start: scripts import these by name
+
+    def average(self, original: Callable[..., Any], *args: Any) -> Any:
+        """Note that an average moves."""
+        if self.observer is not None:
+            self.averaged.add(len(self.script.summaries))
+        return original(*args)
+
+    def step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Remember which optimizer steps: a closure runs the backward pass inside."""
+        self._stepping = optimizer
+
+    def step_ends(self, *_: Any) -> None:
+        """Forget it."""
+        self._stepping = None
+
+    def _observe(self) -> bool:
+        """Begin to observe; tell whether that began just now."""
+        if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
+            return False
         alive = [one for one in self.made.optimizers if any(p.requires_grad for p in _weights(one))]
-        if self.observer is not None or not alive or not torch.is_grad_enabled():
-            return
+        alive = alive or self.made.optimizers  # of frozen weights alone
         if any(_is_sharded(p) for one in alive for p in _weights(one)):
             self.sharded = True
-            return
+            return False
         scalers = [one for one in self.made.scalers if one.is_enabled()]
         training = Training(lambda: None, [], alive[:_MOST_OPTIMIZERS], scalers, list(self.made.schedulers))
         self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
@@ -123,6 +183,7 @@ class Watchers:
         self.watch.counting = True
         self.began = self.began or time.monotonic()
         self.calls.waited = 0.0
+        return True
 
     def _new_phase(self) -> None:
         if self.observer is not None:
@@ -218,14 +279,21 @@ class Examiner:
         losses = [loss for one in summaries for loss in one.losses]
         firsts = [one.losses[0] for one in summaries if one.losses]  # of a GAN's, say, always the same one
         found = [*self.found, *self._errors(error, summaries, births), *self.rules.findings()]
-        found += [*check_summaries(summaries), *check_modules(seen.modules)]
+        found += check_summaries(summaries)
+        late = seen.watch.late
+        if late is not None:
+            found = [replace(one, place=str(late)) if one.name == "loss-outside-autocast" else one for one in found]
         values = Nonfinite(tuple(births), tuple(arrived), tuple(given), updates, error, seen.watch.compiled())
         taken = any(one.name == "overflow-not-skipped" for one in found)
         faults, observed = check_values(values, losses, updates, sum(one.skipped for one in summaries), taken=taken)
         found += faults
+        found += check_modules(seen.modules, diverged=any(one.name in ("diverges", "not-finite") for one in found))
         if not any(one.name == "beyond-fp16" for one in found):
             found += check_buried(seen.buried)
         found += check_lost(seen.twins.lost())
+        made = next(filter(None, seen.made.lines.values()), None)
+        if len(seen.made.optimizers) == 1 and made is not None:  # of several, nobody knows which
+            found = [replace(one, place=str(made)) if one.name in _OF_AN_OPTIMIZER else one for one in found]
         device = next((str(p.device) for one in seen.made.optimizers for p in _weights(one)), "cpu")
         first = seen.ranks.rank in ("", "0")  # the other ranks wait, so that it can time something
         with seen.watch.aside():
@@ -239,6 +307,8 @@ class Examiner:
             "regions": sorted(seen.calls.regions), "matmuls": dict(seen.watch.matmuls),
             "scales": [list(one.scales_after) for one in summaries], "digests": seen.ranks.sums[:updates],
             "rank": seen.ranks.rank, "joined": seen.ranks.joined, "wrapped": bool(seen.ranks.wrapped),
+            "drift": self._drift(), "weights": seen.ranks.weights[:updates],
+            "groups": [one.passes for one in summaries if one.passes] if len(seen.made.optimizers) == 1 else [],
             "losses": firsts[:1] + firsts[-1:], "lines": script.most_common_lines(),
             "stressed": len(self.stress) == 2, "seconds": time.monotonic() - self.began,
             "findings": found, "advice": list(self._advice(updates)), "observed": [*observed, *self._observed(summaries)],
@@ -259,12 +329,30 @@ class Examiner:
         else:
             yield from errors.often_swallowed(seen.raised.escaped, len(summaries))
 
+    def _drift(self) -> dict[str, str]:
+        """Say what makes ranks drift apart, if they do: a variant of that finding, and its place."""
+        ranks, weights = self.seen.ranks, [p for one in self.seen.made.optimizers for p in _weights(one)]
+        with contextlib.suppress(Exception), self.seen.watch.aside():
+            if ranks.not_called(weights) or ranks.inner is not None:
+                return {"variant": "wrapper", "place": str(ranks.inner or "")}
+            if ranks.moved():
+                return {"variant": "moved", "place": str(ranks.made or "")}
+        return {}
+
     def _advice(self, updates: int) -> Iterator[Finding]:
         seen = self.seen
         yield from advise_speed(seen.watch, seen.ranges, updates)
         partly = bool(seen.ranks.wrapped) or len(seen.made.optimizers) > _MOST_OPTIMIZERS
-        yield from advise_saving(seen.saved.states, seen.made.scalers)
-        yield from advise_modules(seen.modules, wrapped=partly)
+        yield from advise_saving(seen.saved.states, seen.made)
+        yield from advise_16_bits(seen.twins.lost())
+        yield from advise_ratio(self.rules.ratios, seen.precisions.values())
+        drift = self._drift() if updates else {}
+        if drift.get("variant") == "wrapper" and not seen.ranks.called:
+            yield finding("wrapper-not-called", place=drift["place"])
+        skipped = {number for number, one in enumerate(seen.script.summaries) if one.skipped}
+        if skipped and skipped <= seen.averaged:
+            yield finding("average-ran-on", moves_in_a_skipped_update=1)
+        yield from advise_modules(seen.modules, seen.watch._paths, wrapped=partly)
         with seen.watch.aside():
             waiting = [one for one in seen.averages if int(one.n_averaged) == 0]
         if updates >= _LONG and waiting:
@@ -293,6 +381,12 @@ class Examiner:
             yield "Compiled parts ran uncompiled while they were watched."
         if torch.is_anomaly_enabled():
             yield "Anomaly mode is on: it makes backward passes several times as slow."
+
+
+def _precision(module: nn.Module) -> torch.dtype:
+    """Return the dtype in which autocast runs a layer, float32 where it is off."""
+    kind = next(p.device.type for p in module._parameters.values() if p is not None)
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

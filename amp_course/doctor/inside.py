@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.process
 import os
 import runpy
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from amp_course.doctor.examination import Examination
 from amp_course.doctor.journal import Journal
 
+_EARLIER = 2.0  # seconds before the time of the process that started it, a child's is up
 _examination: Examination | None = None  # of this process
 
 
@@ -39,7 +41,8 @@ def begin(steps: int, seconds: float, folder: Path, keep: str) -> Examination:
     def started(process: Any) -> None:
         target = process._target
         if target is not None and not getattr(target, "__module__", "").startswith("torch.utils.data"):
-            process._target = _Examined(target, steps, seconds, folder, keep)
+            left = examination.began + seconds - time.monotonic() - _EARLIER
+            process._target = _Examined(target, steps, max(1.0, left), folder, keep)
         start(process)
 
     multiprocessing.process.BaseProcess.start = started  # type: ignore[assignment, method-assign]
@@ -108,8 +111,8 @@ def main(arguments: list[str]) -> None:
 
 def _keep_readers_frames(told: traceback.TracebackException) -> None:
     """Leave out what the doctor adds to a traceback."""
-    watching = os.path.join(os.path.dirname(os.path.dirname(__file__)), "watching")
-    ours = (__file__, watching, "<frozen", runpy.__file__)
+    package = os.path.dirname(os.path.dirname(__file__))
+    ours = (*(os.path.join(package, one) for one in ("watching", "doctor")), "<frozen", runpy.__file__)
     told.stack = traceback.StackSummary.from_list([one for one in told.stack if not one.filename.startswith(ours)])
     for other in filter(None, (told.__cause__, told.__context__)):
         _keep_readers_frames(other)

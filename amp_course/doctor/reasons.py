@@ -18,10 +18,11 @@ ENOUGH = 6  # updates: with fewer, most of what is looked for cannot be seen
 _CALLS = {
     "backward": ("backward",), "autocast": ("region",), "steps": ("step", "scaler.step"), "updates": ("update", "unscale"),
     "scheduler": ("scheduler",), "clearing": ("backward",), "clipping": ("clip",), "loss scale": ("step", "scaler.step"),
-    "overflow": ("step", "scaler.step"),
+    "overflow": ("step", "scaler.step"), "accumulation": ("backward",),
 }  # fmt: skip
 _ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # the calls at fault are others
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
+_DOWNLOAD = re.compile(r"URLError|ConnectionError|gaierror|LocalEntryNotFoundError|OfflineModeIsEnabled|ProxyError")
 _TERMINAL = re.compile(r"stty: |Inappropriate ioctl|not a tty|not a terminal", re.IGNORECASE)
 
 
@@ -71,6 +72,11 @@ def _error(error: str, outcome: Outcome) -> str:
             f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has one, or let it fall back to the "
             "CPU."
         )
+    if _DOWNLOAD.search(error):
+        return (
+            f"It could not download something: {error}. Run it once where there is a network, so that its data are there, or "
+            "give it data of your own."
+        )
     if "ModuleNotFoundError" in error or "ImportError" in error:
         return f"It could not be imported: {error}. Install what it needs in the environment that runs the doctor."
     if "FileNotFoundError" in error:
@@ -115,6 +121,7 @@ def more_to_see(trained: Sequence[dict[str, Any]]) -> str:
     one = trained[0]
     how = {
         "steps": "ask for more with `--steps`", "time": "give it more time with `--timeout`",
+        "interrupt": "let it go on",
         "error": "find out why it ended with an exception",
     }.get(one["ended"], "let it train longer, with more epochs or more batches")  # fmt: skip
     seen = count(one["updates"], "complete update")
@@ -127,8 +134,8 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         return
     one = trained[0]
     how = {
-        "steps": "as many as asked for", "time": "its time was up", "end": "the script ended", "exit": "the script ended",
-        "error": "an exception ended it",
+        "steps": "as many as asked for", "time": "its time was up", "interrupt": "interrupted", "end": "the script ended",
+        "exit": "the script ended", "error": "an exception ended it",
     }[one["ended"]]  # fmt: skip
     if one["ended"] == "steps" and one["updates"] < one["asked"]:
         how = f"of {one['asked']} that were asked for: they take long, and these are enough"
@@ -137,6 +144,10 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if len(trained) > 1:
         yield "processes", f"{len(trained)} that train"
     yield "optimizers", _kinds(one["optimizers"])
+    groups = Counter(one["groups"])
+    if groups and not any("LBFGS" in kind for kind in one["optimizers"]) and max(groups) > 1:
+        told = (f"{size} in {number} of {groups.total()} updates" for size, number in groups.most_common(3))
+        yield "backward passes", f"{next(iter(groups))} in each update" if len(groups) == 1 else listed(told)
     yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
     matmuls = one["matmuls"]
     total = sum(matmuls.values())
@@ -163,7 +174,7 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from ("updates", "clipping", "loss scale")
     if one["scalers"] and one["stressed"]:
         yield "overflow"
-    if len(trained) > 1 and all(one["rank"] for one in trained):
+    if len(trained) > 1 and all(one["rank"] and one["wrapped"] for one in trained):
         yield "ranks"
 
 
@@ -178,9 +189,20 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             f"that takes two complete updates; there {'was 1' if one['updates'] else 'were none'}",
         )
     if one["scalers"] and not one["stressed"]:
-        why = {"time": "its time was up before", "error": "an exception ended it before"}.get(one["ended"])
+        why = {
+            "time": "its time was up before",
+            "interrupt": "it was interrupted before",
+            "error": "an exception ended it before",
+            "end": "it ended before",
+            "exit": "it ended before",
+        }.get(one["ended"])
         left = f"{why} an inf could be put into an update" if why else ""
         yield "what an overflow would do", left or "no update with finite gradients was left to put an inf into"
+    if len(trained) > 1 and all(other["rank"] for other in trained) and not one["wrapped"]:
+        yield (
+            "whether all weights stay the same on all ranks",
+            "nothing wraps the model, and each rank may have a part of it; weights with the same gradients were compared",
+        )
     if not one["scalers"]:
         yield "what an overflow would do", "there is no scaler"
 

@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 from amp_course.kit.markup import without_codes
 
+STOP = "stop"  # a file in the folder of a run, which asks its processes to end and to write what they found
+_MOMENT = 5.0  # seconds that they get for that
 _GRACE = 15.0  # seconds that the processes get to write what they found
 _INSIDE = Path(__file__).with_name("inside.py")  # which is not imported: the command does without torch
 _LAST = 12  # lines of the script's output
@@ -25,11 +27,15 @@ _END_OF_INPUT = b"\x04" * 64  # for a script that asks its terminal something: n
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a script's run ended: its exit code, the last lines that it printed, and whether it had to be killed."""
+    """How a script's run ended: its exit code, the last lines that it printed, and whether it had to be killed.
+
+    interrupted: by Ctrl-C
+    """
 
     code: int
     lines: tuple[str, ...]
     late: bool
+    interrupted: bool = False
 
 
 def run_script(
@@ -44,7 +50,7 @@ def run_script(
     here = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(command[0]))
     keep = "" if keep_files else os.pathsep.join([here, os.getcwd()])
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    output, late = folder / "output", False
+    output, late, interrupted = folder / "output", False, False
     with _streams(output) as (stdin, stdout):
         process = subprocess.Popen(
             [sys.executable, *launcher, str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command],
@@ -53,9 +59,13 @@ def run_script(
         )  # fmt: skip
         try:
             late = not _ends(process, seconds + _GRACE, folder / "progress", progress)
+        except KeyboardInterrupt:
+            interrupted = True
+            (folder / STOP).touch()
+            _ends(process, _MOMENT, folder / "progress", None)
         finally:
             end(process)
-    return Outcome(process.wait(), last_lines(output.read_bytes()), late)
+    return Outcome(process.wait(), last_lines(output.read_bytes()), late, interrupted)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_j
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
 
+_LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 STEPS, SECONDS = 100, 120.0
 # What an update with an inf in its gradients can show.
 UNDER_STRESS = ("overflow-not-skipped", "no-update-after-skip", "kept-after-skip", "scheduler-ran-on")
@@ -31,6 +35,14 @@ _SHARDED = (
     "Its weights are sharded (DTensors, as FSDP2 makes them), and the doctor cannot follow such a training yet. Examine it with "
     "whole weights on one process; `first_nonfinite` works on a rank of it, too."
 )
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended the run. report: on what was seen until then, None if that was nothing."""
+
+    def __init__(self, report: Report | None) -> None:
+        super().__init__()
+        self.report = report
 
 
 def examine_script(
@@ -51,7 +63,7 @@ def examine_script(
     progress:   is called a few times a second, with the number of updates so far
 
     It runs in a process of its own, with a terminal if there is one here; what it prints is kept apart. Raises CourseError for
-    a file that is missing or is no Python script, ValueError for steps, seconds or ranks below 1.
+    a file that is missing or is no Python script, ValueError for steps, seconds or ranks below 1, `Interrupted` after Ctrl-C.
     """
     if steps < 1 or seconds < 1 or ranks < 1:
         raise ValueError(f"steps is {steps}, seconds is {seconds:g} and ranks is {ranks}: all have to be at least 1.")
@@ -72,7 +84,7 @@ def examine_script(
             ]
             left = seconds - (time.monotonic() - began)
             stressed = any(one.get("stressed") for one in results)
-            if again and short and not stressed and min(short) > _SPARE and left > 1:
+            if again and short and not stressed and not outcome.interrupted and min(short) > _SPARE and left > 1:
                 repeated = folder / "again"
                 repeated.mkdir()
                 run(min(short) - _SPARE, left, repeated)
@@ -82,11 +94,19 @@ def examine_script(
                 changed = put_back(folder)
                 put_back(folder / "again")
             shutil.rmtree(folder, ignore_errors=True)
-    return _report(subject, args, results, outcome, seconds, changed)
+    report = _report(subject, args, results, outcome, seconds, changed)
+    if outcome.interrupted:
+        raise Interrupted(report if report.facts else None)
+    return report
 
 
 def _script(path: Path) -> Path:
     """Return the path of a script that can be run. Raises CourseError for any other."""
+    if not path.is_file() and path.name in _LAUNCHERS:
+        raise CourseError(
+            f"{path.name} starts a script, and the doctor runs the script itself: leave {path.name} out, and say `--ranks 2` for "
+            "two processes."
+        )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CourseError(f"{path} {what}: give the path of a Python script, or -m and the name of a module.")
@@ -145,10 +165,14 @@ def _report(
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
-    if any(one["ended"] in ("steps", "time") for one in trained):  # others then fail for want of a partner
+    if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):  # others then fail for want of a partner
         for one in trained:
             if one["ended"] == "error":
                 one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
+    raised = [one["error"] for one in results if one["error"] and not one["passes"]]
+    if raised and any(one["ended"] == "exit" and one["code"] for one in trained):  # a child's, told by its parent
+        trained[0]["findings"].append(asdict(finding("script-raises", f"the script raised {raised[0]}")))
+        trained[0]["ended"] = "error"
     sharded = any(one.get("sharded") for one in results)
     named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     named += check_ranks(trained)
@@ -157,6 +181,8 @@ def _report(
     findings = in_order(one for one in named if not known(one.name).is_advice)
     advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
+    if any(one.name == "ranks-drift" for one in findings):  # which says it too
+        advice = [one for one in advice if one.name != "wrapper-not-called"]
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
         observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
@@ -208,5 +234,33 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     if all(one["wrapped"] for one in trained):
         for number, sums in enumerate(zip(*(one["digests"] for one in trained), strict=False), 1):
             if len(set(sums)) > 1:
-                yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}")
-                break
+                why = trained[0].get("drift", {})
+                yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}", **why)
+                return
+    drifting = _drifting([one["weights"] for one in trained])
+    if drifting is not None:
+        number, place, values = drifting
+        lines = trained[0]["lines"]
+        cause = (
+            "a weight and its gradient were the same on all ranks, and after the step the weight is not: what one rank does "
+            "between the backward pass and the step, a clip for one, another does not"
+        )
+        yield finding("ranks-drift", cause, update=number, weight=f"number {place} in the optimizer",
+                      its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
+                      place=lines.get("clip") or lines.get("step", ""))  # fmt: skip
+
+
+def _drifting(ranks: Sequence[Sequence[Sequence[tuple[float, float]]]]) -> tuple[int, int, list[float]] | None:
+    """Look for a weight that was the same on all ranks, with the same gradient, and is not in the next update.
+
+    Ranks that each have a part of a model get other gradients, and those that step a part of it each have the whole again by
+    the next backward pass. Return the number of the update and of the weight, from 1, and the weight's sums.
+    """
+    for number, (now, following) in enumerate(itertools.pairwise(zip(*ranks, strict=False)), 1):
+        weights = zip(zip(*now, strict=False), zip(*following, strict=False), strict=False)
+        for place, (pairs, later) in enumerate(weights, 1):
+            values = [value for value, _ in later]
+            same = len({tuple(one) for one in pairs}) == 1
+            if same and pairs[0][1] and len(set(values)) > 1 and all(map(math.isfinite, (*pairs[0], *values))):
+                return number, place, values
+    return None

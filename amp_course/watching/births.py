@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal
@@ -14,6 +16,7 @@ import torch
 from amp_course.watching.values import NAN, Values
 
 _FOLDERS = ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
+_PYTHONS = os.path.dirname(os.__file__)
 _OURS = (torch.__path__[0], *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS))
 
 Phase = Literal["forward", "backward", "recomputation", "optimizer"]
@@ -57,6 +60,26 @@ def caller(frame: FrameType | None) -> tuple[CodeType, int] | None:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+@cache
+def is_of_a_library(file: str) -> bool:
+    """Tell whether a file is Python's own, or lies in a folder into which pip installs."""
+    if file.startswith((_PYTHONS, "<frozen")) or "-packages" in file:
+        return True
+    folders = (Path(one) for one in sys.path if one and file.startswith(one + os.sep))
+    return any(any(folder.glob("*.dist-info")) for folder in folders)
+
+
+def readers_line(frame: FrameType | None) -> Line | None:
+    """Return the innermost line of the reader's own code; of a library's, if there is no other."""
+    first = caller(frame)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not is_of_a_library(file):
+            return Line(file, frame.f_lineno)
+        frame = frame.f_back
+    return Line.of(first)
 
 
 @dataclass(frozen=True)

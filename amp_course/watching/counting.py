@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
-from amp_course.watching.births import Line, caller
+from amp_course.watching.births import Line, caller, readers_line
 from amp_course.watching.ops import Watch
 
 _BIRTHS = 100  # of inf and NaN, after which nothing new is learnt
 _READS = ("_local_scalar_dense", "is_nonzero", "item")
+# Ops that belong under autocast or after a cast to fp32: losses, and sums over many numbers.
+_LATE = ("nll_loss_forward", "mse_loss", "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
+         "_log_softmax", "_softmax", "sum", "prod", "pow", "exp", "log", "linalg_vector_norm", "norm")  # fmt: skip
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_dot_product_flash_attention_for_cpu",
             "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")  # fmt: skip
 
@@ -26,6 +29,7 @@ class DoctorsWatch(Watch):
         # (line, device) → updates in which it read a value; of integers on a CPU, which are indices, none
         self.reads: Counter[tuple[Line, str]] = Counter()
         self._read_last: dict[tuple[Line, str], int] = {}
+        self.late: Line | None = None  # the first that ran one of those in 16 bits, with gradients and outside autocast
         self.counting = False
         self.raised: list[BaseException] = []  # by ops, and perhaps caught by the script
 
@@ -37,6 +41,8 @@ class DoctorsWatch(Watch):
                 key = (line, read.device.type)
                 self.reads[key] += self._read_last.get(key) != self.step
                 self._read_last[key] = self.step
+        if self.counting and self.late is None and op.name in _LATE and _is_low(args):
+            self.late = readers_line(sys._getframe(1))
         if len(self.births) >= _BIRTHS:
             return func(*args, **kwargs)
         try:
@@ -53,3 +59,11 @@ class DoctorsWatch(Watch):
         """Once no op is followed any more, nobody knows where an inf comes from."""
         if len(self.births) < _BIRTHS or self._known(tensor)[0]:
             super()._arrive(tensor, kind, name)
+
+
+def _is_low(args: tuple[Any, ...]) -> bool:
+    """Tell whether an op takes a tensor in 16 bits that has a graph, where autocast is off."""
+    one = args[0] if args else None
+    if not isinstance(one, torch.Tensor) or one.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return one.requires_grad and torch.is_grad_enabled() and not torch.is_autocast_enabled(one.device.type)

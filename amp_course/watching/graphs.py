@@ -36,6 +36,11 @@ _FP32_OPS = {
     for node, op in _OPS.items()
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "AutocastCUDA")
 }
+_STEPS_BACK = 8  # nodes that are looked back
+_PASSING_ON = {  # ops whose results have the dtype of what they take
+    "Add", "Clamp", "Copy", "Div", "Exp", "Expand", "Gather", "Index", "Log", "Maximum", "Mean", "Minimum", "Mul", "Neg",
+    "ReshapeAlias", "Select", "Slice", "Squeeze", "Sub", "Sum", "Transpose", "Unsafe", "UnsafeView", "Unsqueeze", "View", "Where",
+}  # fmt: skip
 _MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
 _MOST = 200_000  # nodes
 
@@ -48,8 +53,8 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
     low: set[torch.dtype] = set()
     losses: list[tuple[str, torch.dtype]] = []
     late: list[tuple[str, torch.dtype]] = []
-    casts = opaque = twice = False
-    matmuls = 0
+    casts = opaque = twice = single = False
+    matmuls, ratio = 0, math.nan
     roots = list(roots)
     for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
         name = node.name()
@@ -61,13 +66,48 @@ def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
             casts = True
         if here and plain in _LOSSES:
             losses.append((_LOSSES[plain], here[0]))
-        if here and plain in _FP32_OPS and node._sequence_nr() >= region_end:
+        after = node._sequence_nr() >= region_end
+        if here and plain in _FP32_OPS and after and not _is_fp32_on_gpu(node, region_end):
             late.append((_FP32_OPS[plain], here[0]))
         twice |= plain == "LogSoftmax" and _source(node).startswith("SoftmaxBackward")
+        single |= plain == "LogSoftmax" and _is_over_one(node)
         matmuls += plain in _MATMULS and torch.float32 in dtypes
+        if plain == "Exp" and _is_against_constant(node.next_functions[0][0]):
+            ratio = max(0.0 if math.isnan(ratio) else ratio, _distance_from_1(node._saved_result))
         opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
     factor = max((_factor(one.grad_fn) for one in roots if one.grad_fn is not None), default=1.0)
-    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice)
+    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice, single, ratio)
+
+
+def _is_against_constant(node: Any) -> bool:
+    """Tell whether a node takes the difference of something and a tensor without gradients, in either order."""
+    subtracts = node is not None and node.name().startswith("SubBackward")
+    ways: list[Any] = list(node.next_functions) if subtracts else []
+    return len(ways) == 2 and (ways[0][0] is None) != (ways[1][0] is None)
+
+
+def _distance_from_1(values: Tensor) -> float:
+    with _disable_current_modes():
+        return float((values.detach().float() - 1).abs().max()) if values.numel() else math.nan
+
+
+def _is_over_one(node: Any) -> bool:
+    """Tell whether a softmax is taken along a dimension of size 1; torch keeps -1 as an unsigned number."""
+    dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
+    return any(len(one.shape) and one.shape[dim] == 1 for one in node._input_metadata)
+
+
+def _is_fp32_on_gpu(node: Any, region_end: float) -> bool:
+    """Tell whether what an op takes comes from one inside the region that autocast runs in fp32 on a GPU, not on a CPU."""
+    waiting = [node]
+    for _ in range(_STEPS_BACK):
+        waiting = [one for other in waiting for one, _ in other.next_functions if one is not None]
+        for one in waiting:
+            plain = re.sub(r"Backward\d*$", "", one.name())
+            if (plain in _FP32_OPS or plain in _LOSSES) and one._sequence_nr() < region_end:
+                return True
+        waiting = [one for one in waiting if re.sub(r"Backward\d*$", "", one.name()) in _PASSING_ON]
+    return False
 
 
 def _source(node: Any) -> str:

@@ -10,6 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from amp_course.watching.records import Training, Update
 
+_NAMED = 2  # weights
 _LOOKS = 8  # through all objects there are, each of which takes a tenth of a second
 
 
@@ -30,6 +31,9 @@ class ModulesSeen:
         self.left_out = self.lost = (
             0  # updates with weights in no optimizer; with an optimizer of old weights, in a row
         )
+        self.outside: list[
+            tuple[nn.Module, str]
+        ] = []  # some weights in no optimizer: their layer, and their name there
         self.example: tuple[int, int, int] = (0, 0, 0)  # weights without optimizer, all that are used, old weights
 
     def called(self, module: nn.Module) -> None:
@@ -56,6 +60,8 @@ class ModulesSeen:
         self.lost = self.lost + 1 if outside and old and self._are_orphans(old) else 0
         if outside:
             self.example = len(outside), len(used), len(old)
+            named = ((one, name, id(p)) for one in called for name, p in one._parameters.items())
+            self.outside = [(one, name) for one, name, key in named if key in used and key not in held][:_NAMED]
 
     def replaced(self, training: Training) -> bool:
         """Tell whether, in the update that goes on, all weights with gradients are in no optimizer, and its own are not used."""

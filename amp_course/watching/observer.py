@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amp_course.watching import taps
-from amp_course.watching.births import Line, caller
+from amp_course.watching.births import readers_line
 from amp_course.watching.graphs import LOW_DTYPES, look_at, next_node
 from amp_course.watching.meddling import added, enlarge, poison
 from amp_course.watching.records import (
@@ -103,7 +103,7 @@ class Observer:
             update.spoilt.append(all(map(_finite, was)) and not all(map(_finite, slot.parameters)))
 
     def _note(self, event: Event) -> None:
-        event.line = event.line or Line.of(caller(sys._getframe(1)))
+        event.line = event.line or readers_line(sys._getframe(1))
         self.update.events.append(event)
 
     # ---- backward passes ----
@@ -176,7 +176,8 @@ class Observer:
     def _enter(self, original: Callable[..., Any], region: Any) -> Any:
         if not self.paused:
             self._region_end = math.inf
-            self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype))
+            inside = torch.is_autocast_enabled(self.training.device_type)
+            self._note(Region(self.call, region.device, bool(region._enabled), region.fast_dtype, inside))
         return original(region)
 
     def _leave(self, original: Callable[..., Any], region: Any, *args: Any) -> Any:

@@ -151,6 +151,8 @@ class Graph:
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
     factor: float = 1.0  # by which the loss is multiplied at its end
     softmax_twice: bool = False  # the log of a softmax is taken of a softmax
+    single_class: bool = False  # a log-softmax is taken over one number
+    ratio: float = math.nan  # how far exp(a - b) is from 1, at most: of PPO's ratio of probabilities
 
 
 @dataclass(eq=False)
@@ -201,11 +203,17 @@ class Call(Event):
 
 @dataclass(eq=False)
 class Region(Event):
-    """An autocast region that was entered, for a kind of device."""
+    """An autocast region that was entered, for a kind of device.
+
+    inside: of a region that is on, for the device of the parameters
+    casts:  matmuls ran in 16 bits in it, as far as they were counted
+    """
 
     device: str
     enabled: bool
     dtype: torch.dtype
+    inside: bool = False
+    casts: bool = False
 
 
 @dataclass(eq=False)

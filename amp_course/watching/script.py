@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amp_course.watching.births import Line
-from amp_course.watching.observer import Observer
+from amp_course.watching.observer import Observer, _Stepping
 from amp_course.watching.records import Backward, Call, Event, Meddling, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
 from amp_course.watching.values import all_finite
@@ -119,6 +119,11 @@ class ScriptObserver(Observer):
             super().__enter__()
         return self
 
+    def enter_step(self, optimizer: Any) -> None:
+        """Go on from inside an optimizer's step, whose closure has run its first backward pass."""
+        self._stepping_now.append(_Stepping(optimizer))
+        self._note_step(optimizer, closure=True)
+
     def _points(self) -> dict[str, Callable[..., Any]]:
         return super()._points() | {"scale": self._scale, "clip_norm": self._clip, "clip_value": self._clip}
 
@@ -146,7 +151,7 @@ class ScriptObserver(Observer):
 
     def _is_complete(self) -> bool:
         tried = [number for one in self.update.events if (number := _tried(one)) is not None]
-        if not tried or not self.update.backwards:
+        if not tried or not self.update.backwards or any(one.noted for one in self._stepping_now):  # in a closure
             return False
         missing = set(range(len(self.training.optimizers))) - set(tried) - self.script.idle
         if missing and max(map(tried.count, tried)) >= _PATIENCE:
@@ -186,7 +191,11 @@ class ScriptObserver(Observer):
             one.scale = scale  # type: ignore[attr-defined]
             seen = self.script.summaries or not self.training.scalers  # the first call of `scale` may come too early
             if seen or scale is not None:
-                losses.append(one.value / (scale or 1.0))
+                share = one.graph.factor / (scale or 1.0)
+                whole = math.isclose(
+                    share * len(update.backwards), 1.0, rel_tol=1e-3
+                )  # it was divided for accumulation
+                losses.append(one.value / (scale or 1.0) / (share if whole else 1.0))
         return Summary(
             len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
             frozenset(one.number for one in update.called("scaler.step")), frozenset(one.number for one in update.steps()),

@@ -40,6 +40,7 @@ FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
     "new_optimizer": [(Optimizer, "__init__")],
     "new_scaler": [(torch.amp.GradScaler, "__init__")],
     "new_scheduler": [(LRScheduler, "__init__")],
+    "average": [(torch.optim.swa_utils.AveragedModel, "update_parameters")],
     "new_wrapper": [(nn.parallel.DistributedDataParallel, "__init__")],
     "next_batch": [(dataloader._BaseDataLoaderIter, "__next__")],
     "save": [(torch, "save"), (torch.serialization, "save")],

@@ -23,6 +23,7 @@ class LostUpdates:
     """How far weights in 16 bits moved in so many steps, and how far their fp32 twins did.
 
     still: share of the weights that never moved although their twins did
+    plain: by an optimizer of torch's, whose state is in 16 bits, too
     """
 
     dtype: torch.dtype
@@ -30,6 +31,7 @@ class LostUpdates:
     moved: float
     wanted: float
     still: float
+    plain: bool = False
 
 
 class Twin:
@@ -79,7 +81,12 @@ class Twin:
         moved = math.sqrt(sum(float((w - began).double().square().sum()) for w, _, began in low))
         still = sum(int(((w == began) & (d != began)).sum()) for w, d, began in low)
         dtype = next(weight.dtype for weight, _, _ in self.pairs if weight.dtype in _LOW)
-        return LostUpdates(dtype, self.steps, moved, wanted, still / sum(w.numel() for w, _, _ in low))
+        state = [value for weight, _, _ in self.pairs for value in self.optimizer.state.get(weight, {}).values()]
+        dtypes = {one.dtype for one in state if isinstance(one, Tensor) and one.dim()}
+        plain = type(self.optimizer).__module__.startswith("torch.optim.") and dtypes <= {*_LOW}
+        plain &= all(weight.dtype in _LOW for weight, _, _ in self.pairs)
+        share = still / sum(w.numel() for w, _, _ in low)
+        return LostUpdates(dtype, self.steps, moved, wanted, share, plain)
 
 
 class Twins:

@@ -16,13 +16,14 @@ import importlib.util
 import json
 import os
 import platform
-import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def cases() -> dict[str, Case]:
 
 
 def clone_of(case: Case, folder: Path) -> Path | None:
-    """Return the git directory of a case's repository, if it is there and has the commit."""
+    """Return the git directory of a case's repository, if it is there and has the commit; ours need none."""
+    if "own" in case:
+        return HERE
     here = folder / case["repository"].replace("/", "+")
     for place in (here, here / ".git", here / "repo"):
         found = subprocess.run(["git", f"--git-dir={place}", "cat-file", "-e", case["commit"]], capture_output=True)
@@ -58,6 +61,9 @@ def prepare(case: Case, clone: Path, folder: Path) -> Path:
 
     Raises ValueError if the text that an edit replaces is not there just once.
     """
+    if "own" in case:
+        shutil.copy(HERE / case["own"], folder)
+        return folder
     part = "" if "in" in case else case["script"].partition("/")[0]  # of a repository of many programs
     git = ["git", f"--git-dir={clone}"]
     names = subprocess.run(
@@ -85,24 +91,29 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
     """Run the doctor on a case; return its page's names and places, and what it cost."""
     with tempfile.TemporaryDirectory() as name:
         where = prepare(case, clone, Path(name))
-        script = os.path.relpath(Path(name, case["script"]), where)
+        script = os.path.basename(case["own"]) if "own" in case else os.path.relpath(Path(name, case["script"]), where)
         run = ["-m", case["module"]] if "module" in case else [script]
         stand_ins = sorted((HERE / "stand_ins").iterdir())
         paths = [str(one) for one in stand_ins if importlib.util.find_spec(one.name) is None]
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
-        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.monotonic()
         options = [f"--steps={case.get('steps', STEPS)}", f"--timeout={SECONDS}", f"--ranks={case.get('ranks', 1)}"]
-        _, terminal = os.openpty()  # some ask it for its width
-        ran = subprocess.run(
-            [sys.executable, "-m", "amp_course", "doctor", "--json", *options, *run, *case.get("arguments", ())],
-            cwd=where, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=terminal,
-            capture_output=True, text=True,
-        )  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ours, terminal = os.openpty()  # some ask it for its width
+        with open(Path(name, "ward-page"), "wb") as said, open(Path(name, "ward-errors"), "wb") as warned:
+            ran = subprocess.Popen(
+                [sys.executable, "-m", "amp_course", "doctor", "--json", *options, *run, *case.get("arguments", ())],
+                cwd=where, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=terminal,
+                stdout=said, stderr=warned,
+            )  # fmt: skip
+        _, status, used = os.wait4(ran.pid, 0)
+        ran.returncode = os.waitstatus_to_exitcode(status)
+        for one in (ours, terminal):
+            os.close(one)
+        texts = [Path(name, one).read_text("utf-8", "replace") for one in ("ward-page", "ward-errors")]
     try:
-        page = json.loads(ran.stdout)
+        page = json.loads(texts[0])
     except ValueError:
-        return {"state": "broken", "said": (ran.stdout + ran.stderr)[-500:]}
+        return {"state": "broken", "said": "".join(texts)[-500:]}
     return {
         "state": page["state"],
         "faults": {one["name"]: one["place"] for one in page["faults"]},
@@ -111,20 +122,32 @@ def examine(case: Case, clone: Path) -> dict[str, Any]:
         "said": page["problem"] or page["too little seen"],
         "updates": page["seen"].get("updates", ""),
         "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
     }
 
 
 def judge(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     """Compare a page with what is true of the script."""
-    named, true = set(found.get("faults", {})), set(case.get("faults", ()))
+    named, advised, true = set(found.get("faults", {})), set(found.get("advice", {})), set(case.get("faults", ()))
     return {
         "false": sorted(named - true),
-        "missed": sorted(true - named),
-        "advice not judged": sorted(set(found.get("advice", {})) - set(case.get("advice", {}))),
+        "missed": sorted(true - named - advised),
+        "advice not judged": sorted(advised - set(case.get("advice", {})) - true),
         "advice untrue": sorted(name for name, why in case.get("advice", {}).items() if why.startswith("untrue")),
         "examined": found["state"] in ("clean", "fault"),
     }
+
+
+def _show(name: str, found: dict[str, Any], judged: dict[str, Any]) -> None:
+    """Print a case on a line."""
+    named = ", ".join(filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))]))
+    wrong = ", ".join(f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what])
+    if not judged["examined"]:
+        wrong = f"{wrong or 'not examined'}: {found['said'][:160]}"
+    print(
+        f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  {wrong or 'right'}",
+        flush=True,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,29 +156,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where the clones are")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of the lists (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the record's folder")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that run at a time")
     chosen = parser.parse_args(argv)
     known = cases()
     if unknown := set(chosen.names) - set(known):
         parser.error(f"the lists have no {', '.join(sorted(unknown))}")
-    rows, absent = {}, {}
+    rows, absent, present = {}, {}, {}
     for name in chosen.names or known:
         case = known[name]
         clone = clone_of(case, chosen.folder)
         missing = [module for module in case.get("needs", ()) if importlib.util.find_spec(module) is None]
         if clone is None or missing:
             absent[name] = f"needs {', '.join(missing)}" if missing else "no clone with the commit"
-            continue
-        found = examine(case, clone)
-        judged = judge(case, found)
-        rows[name] = {key: case[key] for key in ("kind", "repository", "commit", "script")} | found | judged
-        named = ", ".join(filter(None, [*found.get("faults", {}), *(f"({one})" for one in found.get("advice", {}))]))
-        wrong = ", ".join(f"{what}: {', '.join(judged[what])}" for what in ("false", "missed") if judged[what])
-        if not judged["examined"]:
-            wrong = f"{wrong or 'not examined'}: {found['said'][:160]}"
-        print(
-            f"{name:28} {found['state']:10} {found.get('cpu_seconds', 0):6.1f} s  {named or '-'}  {wrong or 'right'}",
-            flush=True,
-        )
+        else:
+            present[name] = case, clone
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        results = zip(present, pool.map(examine, *zip(*present.values(), strict=True)), strict=True) if present else []
+        for name, found in results:
+            case = present[name][0]
+            judged = judge(case, found)
+            kept = {key: case[key] for key in ("kind", "repository", "commit", "script", "own") if key in case}
+            rows[name] = kept | found | judged
+            _show(name, found, judged)
     if absent:
         print("Left out: " + ", ".join(f"{name} ({why})" for name, why in absent.items()) + ".")
     if not rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,112 @@ def pictures(folder: Path) -> None:
             ending = "png" if kind == "imgs" else "gif"
             pixels = Image.fromarray(random.integers(0, most, shape).astype(np.uint8))
             pixels.save(folder / kind / f"{number}{'_mask' * (kind == 'masks')}.{ending}")
+
+
+def photos(folder: Path) -> None:
+    """`train` and `test` of super_resolution: twenty random pictures of 64 by 64."""
+    _save_pictures({"train": 20, "test": 4}, folder)
+
+
+def pairs(folder: Path) -> None:
+    """`train/A`, `train/B` and the same of `test` of cyclegan: six random pictures each."""
+    _save_pictures({f"{part}/{side}": 6 for part in ("train", "test") for side in "AB"}, folder)
+
+
+def _save_pictures(counts: dict[str, int], folder: Path) -> None:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def waves(folder: Path) -> None:
+    """`traindata.pt` of time_sequence_prediction: five sines of sixteen points."""
+    import torch
+
+    starts = np.random.default_rng(0).integers(-80, 80, (5, 1))
+    torch.save(np.sin((np.arange(16) + starts) / 20), folder / "traindata.pt")
+
+
+def letters(folder: Path) -> None:
+    """`input.txt` of chargpt: 4,000 random letters, with all that it wants to be continued."""
+    random = np.random.default_rng(0)
+    text = "".join(random.choice(list("abcdefghij \n"), 4000))
+    (folder / "input.txt").write_text("O God, O God!\n" + text, "utf-8")
+
+
+def chats(folder: Path) -> None:
+    """`chats.jsonl` of minimind: sixty lines, each with a text of 5 to 25 words and a question with its answer."""
+    random = np.random.default_rng(0)
+    lines = []
+    for _ in range(60):
+        text = " ".join(f"w{number}" for number in random.integers(0, 50, random.integers(5, 26)))
+        turns = [{"role": role, "content": text} for role in ("user", "assistant")]
+        lines.append(json.dumps({"text": text, "conversations": turns}))
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def style(folder: Path) -> None:
+    """`mosaic.jpg` of fast_neural_style: one random picture."""
+    _save_pictures({".": 1}, folder)
+    (folder / "0.png").rename(folder / "mosaic.jpg")
+
+
+def pets(folder: Path) -> None:
+    """Forty random pictures, `cat_1.jpg` or `dog_2.jpg`, of accelerate's examples."""
+    _save_pictures({".": 40}, folder)
+    for number in range(40):
+        (folder / f"{number}.png").rename(folder / f"{'cat' if number % 2 else 'dog'}_{number}.jpg")
+
+
+def readme_script(folder: Path) -> None:
+    """`example.py`: the second block of Python in the README."""
+    blocks = (folder / "README.md").read_text("utf-8").split("```python\n")
+    (folder / "example.py").write_text(blocks[2].split("```")[0], "utf-8")
+
+
+def byte_tokens(folder: Path) -> None:
+    """`tiny_shakespeare_val.bin` of llm.c: 5,000 random tokens of 32 bits below 256."""
+    random = np.random.default_rng(0)
+    random.integers(0, 256, 5_000).astype(np.int32).tofile(folder / "tiny_shakespeare_val.bin")
+
+
+def speech(folder: Path) -> None:
+    """What vits reads: 24 noises of 4,096 samples, lists of them, and a small net's sizes."""
+    import json
+
+    from scipy.io import wavfile
+
+    random = np.random.default_rng(0)
+    lines = []
+    for number in range(24):
+        noise = random.normal(0, 3000, 4096).astype(np.int16)
+        wavfile.write(folder / f"{number}.wav", 22050, noise)
+        lines.append(f"speech/{number}.wav|{''.join(random.choice(list('abcdefgh '), 12))}")
+    for part in ("train", "val"):
+        (folder / f"{part}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    sizes = {
+        "train": {
+            "log_interval": 1000, "eval_interval": 1000, "seed": 1, "epochs": 4, "learning_rate": 2e-4,
+            "betas": [0.8, 0.99], "eps": 1e-9, "batch_size": 4, "fp16_run": True, "lr_decay": 0.999,
+            "segment_size": 1024, "c_mel": 45, "c_kl": 1.0,
+        },
+        "data": {
+            "training_files": "speech/train.txt", "validation_files": "speech/val.txt",
+            "text_cleaners": [], "max_wav_value": 32768.0, "sampling_rate": 22050,
+            "filter_length": 256, "hop_length": 64, "win_length": 256, "n_mel_channels": 20,
+            "mel_fmin": 0.0, "mel_fmax": None, "add_blank": True, "n_speakers": 0, "cleaned_text": True,
+        },
+        "model": {
+            "inter_channels": 16, "hidden_channels": 16, "filter_channels": 32, "n_heads": 2,
+            "n_layers": 1, "kernel_size": 3, "p_dropout": 0.1, "resblock": "1",
+            "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]],
+            "upsample_rates": [8, 8], "upsample_initial_channel": 32,
+            "upsample_kernel_sizes": [16, 16], "n_layers_q": 1, "use_spectral_norm": False,
+        },
+    }  # fmt: skip
+    (folder / "small.json").write_text(json.dumps(sizes), "utf-8")

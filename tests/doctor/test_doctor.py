@@ -232,6 +232,17 @@ def test_a_module_gets_its_own_arguments(
     assert "No module named" in capsys.readouterr().out
 
 
+LOOP = """
+import pathlib, time, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for step in range(5000):
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+    if step == 40:
+        pathlib.Path(__file__).with_name("far").touch()
+"""
 ASKS = """
 import os, shutil, sys
 print(os.isatty(0), os.get_terminal_size(), os.popen("stty size").read().split())
@@ -274,6 +285,22 @@ def test_an_interrupt_ends_all_and_puts_files_back(tmp_path: Path) -> None:
         "Interrupted: the script is ended, and the files that it changed are as they were before."
     ]
     assert process.returncode == 130 and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.slow
+def test_an_interrupt_shows_what_was_seen_until_then(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOOP)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amp_course", "doctor", "--steps", "5000", str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not path.with_name("far").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, warned = process.communicate()
+    assert process.returncode == 130 and "Interrupted" in warned
+    assert "1. never-cleared" in said and "(interrupted)" in said
 
 
 def test_the_last_lines_are_those_that_a_terminal_shows() -> None:

@@ -9,14 +9,24 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.diagnosis.rules.training import advise_saving, advise_speed, check_modules, observe_reads
+from amp_course.diagnosis.rules.calls import check_precision
+from amp_course.diagnosis.rules.training import (
+    advise_16_bits,
+    advise_ratio,
+    advise_saving,
+    advise_speed,
+    check_modules,
+    observe_reads,
+)
 from amp_course.diagnosis.rules.updates import PairRules, check_summaries
+from amp_course.watching import taps
 from amp_course.watching.births import Line
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
-from amp_course.watching.process import Saved
-from amp_course.watching.records import Training, Update
+from amp_course.watching.process import Made, Saved
+from amp_course.watching.records import Backward, Region, Training, Update
 from amp_course.watching.script import Clip, Summary, Use
+from amp_course.watching.twins import LostUpdates, Twin
 
 
 def clipped(norm: float, arrived: float) -> list[str]:
@@ -48,7 +58,7 @@ def test_reads_are_told_of_own_lines_with_a_fix_that_fits(tmp_path: Path) -> Non
     assert waits("train.py", "scaler.step(optimizer)", "cuda", tmp_path)[0] == ["fused=True"]
     assert waits("a.py", "total += loss.item()", "cuda", tmp_path)[0] == ["total += loss.detach()"]
     assert waits("b.py", "if norm > 3:", "cuda", tmp_path)[0] == [""]
-    hidden, (observed,) = waits("d.py", "policy = Categorical(probabilities)", "cpu", tmp_path)
+    hidden, (observed,) = waits("d.py", "picked = choose(probabilities)", "cpu", tmp_path)
     assert not hidden and "keeps the value on the device" in observed and "total" not in observed
     assert waits("site-packages/library.py", "loss.item()", "cuda", tmp_path) == ([], [])
     advice, (observed,) = waits("c.py", "print(loss.item())", "cpu", tmp_path)
@@ -104,11 +114,130 @@ def test_a_checkpoint_to_go_on_from_holds_the_scaler(parts: tuple[str, ...], adv
     saved, kept = Saved(), []
     assert saved.save(lambda *given: kept.append(given), {one: known[one] for one in parts}, tmp_path / "a.pt") is None
     assert len(kept) == 1 and kept[0][1] == tmp_path / "a.pt"
-    found = list(advise_saving(saved.states, [scaler]))
+    made = Made(DoctorsWatch(), lambda: None)
+    made.optimizers, made.scalers = [optimizer], [scaler]
+    found = list(advise_saving(saved.states, made))
     assert [one.name for one in found] == ["scaler-not-saved"] * advised
-    assert not list(advise_saving(saved.states, [torch.amp.GradScaler("cpu", enabled=False)]))
+    made.scalers = [torch.amp.GradScaler("cpu", enabled=False)]
+    assert not list(advise_saving(saved.states, made))
     if advised:
         assert "test_rules.py" in found[0].place
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed", "expected"),
+    [
+        (["optimizer"], False, ["schedule-not-saved"]),
+        (["optimizer"], True, []),
+        (["optimizer", "schedule"], False, []),
+        (["schedule"], False, ["optimizer-not-saved"]),
+        ([], False, []),
+    ],
+)
+def test_a_checkpoint_to_go_on_from_holds_the_schedule(saved: list[str], resumed: bool, expected: list[str]) -> None:
+    model, keep = nn.Linear(2, 2), Saved()
+    made = Made(DoctorsWatch(), lambda: None)
+    made.optimizers = [torch.optim.AdamW(model.parameters())]
+    with taps.listening(made):
+        if resumed:
+            schedule = torch.optim.lr_scheduler.StepLR(
+                made.optimizers[0],
+                1,
+                last_epoch=-1,
+            )
+        else:
+            schedule = torch.optim.lr_scheduler.StepLR(made.optimizers[0], 1)
+    states = {"model": model, "optimizer": made.optimizers[0].state_dict(), "schedule": schedule.state_dict()}
+    keep.save(lambda *_: None, {"model": model} | {one: states[one] for one in saved})
+    assert [one.name for one in advise_saving(keep.states, made)] == expected
+
+
+BF16, FP32 = {torch.bfloat16}, {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "old", "new", "expected"),
+    [
+        ([2e-3] * 8, BF16, FP32, True),
+        ([1e-7, 2e-3] * 4, BF16, FP32, False),  # 1 while the policy is the old one
+        ([2e-3] * 8, BF16, BF16, False),
+        ([2e-3] * 8, BF16 | FP32, FP32, False),  # evaluated without autocast, too
+        ([0.9] * 8, BF16, FP32, False),  # some other exponential
+        ([], BF16, FP32, False),
+    ],
+)
+def test_a_ratio_that_is_never_1_is_of_two_precisions(ratios, old, new, expected) -> None:
+    assert bool([*advise_ratio(ratios, [{False: old, True: new}])]) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "share", "expected"),
+    [
+        ([(4, 0)] * 7 + [(6, 0)], 0.25, ["last-group-mean"]),
+        ([(4, 0)] * 7 + [(2, 0)], 0.25, ["last-group-mean"]),
+        ([(4, 0)] * 8, 0.25, []),
+        ([(4, 0)] * 7 + [(6, 0)], 0.5, []),  # a factor of the loss's own
+        ([(1, 0)] * 7 + [(2, 0)], 1.0, []),
+        ([(2, 0), (4, 0), (3, 0)], 0.25, []),  # none is the usual number
+    ],
+)
+def test_groups_of_other_sizes_under_one_divisor(groups, share: float, expected: list[str]) -> None:
+    rules = PairRules()
+    rules.groups, rules.shares = groups, [share] * sum(passes for passes, _ in groups)
+    assert [one.name for one in rules.findings()] == expected
+
+
+@pytest.mark.parametrize(("plain", "dtype", "expected"), [(True, torch.bfloat16, True), (False, torch.bfloat16, False)])
+def test_weights_and_state_in_16_bits(plain: bool, dtype: torch.dtype, expected: bool) -> None:
+    lost = LostUpdates(dtype, 8, 1.0, 1.0, 0.0, plain)
+    assert bool([*advise_16_bits([lost])]) == expected
+
+
+def test_a_twin_knows_whether_anything_is_in_fp32() -> None:
+    def plain(optimizer: torch.optim.Optimizer) -> bool:
+        twin = Twin(optimizer)
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        lost = twin.lost()
+        assert lost is not None
+        return lost.plain
+
+    class Own(torch.optim.AdamW):  # which may round at random
+        pass
+
+    assert plain(torch.optim.AdamW(nn.Linear(2, 2).bfloat16().parameters()))
+    assert not plain(Own(nn.Linear(2, 2).bfloat16().parameters()))
+    mixed = nn.Linear(2, 2).bfloat16()
+    mixed.bias = nn.Parameter(mixed.bias.float())
+    assert not plain(torch.optim.AdamW(mixed.parameters()))
+
+
+def island(device: str, *, enabled: bool = False, inside: bool = True, casts: bool = True) -> list[str]:
+    """Names for a region that was entered in an update of a training on the CPU."""
+    model = nn.Linear(2, 2)
+    training = Training(lambda: None, [model], [torch.optim.SGD(model.parameters(), lr=0.1)], [], [])
+    model(torch.ones(1, 2)).sum().backward()
+    region = Region(0, device, enabled, torch.bfloat16, inside, casts)
+    update = Update([], [region, Backward(0, arrived={0: training.slots[0].now()})])
+    return [one.name for one in check_precision(update, None, training)]
+
+
+def test_an_island_is_for_the_device_of_the_parameters() -> None:
+    assert island("cuda") == ["island-of-another-device"]
+    assert not island("cpu") and not island("cuda", inside=False) and not island("cuda", enabled=True)
+    assert not island("cuda", casts=False)  # sums and products of fp32 tensors, say
+
+
+def test_reads_of_one_statement_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("a = Categorical(probs)\n\nprint(loss.item(),\n    norm.item())\n")
+    watch = DoctorsWatch()
+    for number in (1, 3, 4):
+        watch.reads[Line(str(path), number), "cpu"] = 10
+    (text,) = observe_reads(watch, 10, ["SGD"])
+    assert "lines 3 to 4 of train.py, `print(loss.item(),` and line 1 of train.py" in text
+    assert "set_default_validate_args(False)" in text and "total += loss.detach()" in text
 
 
 def test_reads_are_counted_once_an_update() -> None:

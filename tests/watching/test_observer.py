@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at
+from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at, next_node
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Backward, Call, Layout, Meddling, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
@@ -196,6 +197,24 @@ def test_a_sum_after_the_region_counts_and_a_mean_does_not() -> None:
         out = nn.Linear(4, 3)(torch.randn(5, 4))
     assert not look_at([out.relu().mean()], region_end=0).late_ops
     assert look_at([out.relu().sum()], region_end=0).late_ops == (("sum", torch.float16),)
+
+
+def test_what_a_gpu_would_have_computed_in_fp32_in_the_region_is_not_late() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = nn.Linear(4, 3)(torch.randn(5, 4))
+        inside = logits.log_softmax(-1)  # in bf16 on a CPU
+    end = next_node()
+    assert not look_at([(inside[:, :1] - 1.0).exp().sum()], region_end=end).late_ops
+    late = look_at([(logits.log_softmax(-1)[:, :1] - 1.0).exp().sum()], region_end=end).late_ops
+    assert {name for name, _ in late} == {"log_softmax", "exp", "sum"}
+
+
+def test_a_ratio_of_probabilities_is_the_exponential_of_a_difference_to_a_constant() -> None:
+    new, old = torch.zeros(4, requires_grad=True), torch.tensor([0.0, 0.0, -0.01, 0.0])
+    assert look_at([(new - old).exp().mean()]).ratio == pytest.approx(math.expm1(0.01), rel=1e-5)
+    assert look_at([(old - new).exp().mean()]).ratio == pytest.approx(1 - math.exp(-0.01), rel=1e-5)
+    assert math.isnan(look_at([(new - new.max()).exp().mean()]).ratio)
+    assert math.isnan(look_at([new.exp().mean()]).ratio)
 
 
 def test_what_a_function_of_ones_own_does_cannot_be_seen() -> None:

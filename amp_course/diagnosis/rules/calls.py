@@ -38,6 +38,11 @@ def check_precision(update: Update, second: Update | None, training: Training) -
     passes = [one for one in update.backwards if one.arrived]
     if not passes:
         return
+    off = [one for one in update.of(Region) if one.inside and one.casts and not one.enabled]
+    others = [one for one in off if one.device != training.device_type]
+    if others:
+        yield finding("island-of-another-device", place=str(others[0].line or ""), made_for=others[0].device,
+                      parameters_on=training.device_type)  # fmt: skip
     ran = [*(op for one in passes for op in one.graph.loss_ops), *update.losses_outside]
     outside = sorted({(name, str(dtype)[6:]) for name, dtype in ran})
     if on and outside:
@@ -308,4 +313,5 @@ def _ought_to_move(used: Used, parameters: Sequence[Tensor]) -> bool:
 
 
 def _arrived(used: Used, number: int) -> bool:
-    return any(number in one.arrived and not one.arrived[number].empty for one in [*used.parts, *used.cleared])
+    came = [one.arrived[number] for one in [*used.parts, *used.cleared] if number in one.arrived]
+    return any(not one.empty and one.finite for one in came)  # inf and NaN may have been replaced by 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.exceptions import check_error
 from amp_course.kit.markup import without_codes
-from amp_course.watching.births import Birth
+from amp_course.watching.births import Birth, Line, is_of_a_library
 from amp_course.watching.ops import mentions_values
 from amp_course.watching.records import Training, Update
 from amp_course.watching.script import Clip
@@ -27,8 +28,18 @@ _FEW, _RARE = 3, 0.05  # exceptions, and their share of the steps
 def described(error: BaseException) -> str:
     """Put an exception on a line, with the line of the reader's code that it came from."""
     message = " ".join(without_codes(str(error)).split())
+    if type(error).__name__ == "ProcessRaisedException":  # of a child that `torch.multiprocessing` spawned
+        return _of_child(str(error))
     text = short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 300)
     return f"{text}{_place(error)}"
+
+
+def _of_child(told: str) -> str:
+    """Put a child's exception on a line, from its traceback."""
+    lines = [line.strip() for line in without_codes(told).splitlines() if line.strip()]
+    frames = (re.match(r'File "(.+)", line (\d+), in', line) for line in lines)
+    own = [Line(one[1], int(one[2])) for one in frames if one and not is_of_a_library(one[1])]
+    return f"{short(lines[-1], 300)}{f' ({own[-1]})' if own else ''}"
 
 
 def _place(error: BaseException) -> str:
@@ -36,7 +47,9 @@ def _place(error: BaseException) -> str:
     frames = [
         one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((*here, "<frozen"))
     ]
-    own = [one for one in frames if "site-packages" not in one.filename and "runpy" not in one.filename]
+    own = [one for one in frames if not is_of_a_library(one.filename)] or [
+        one for one in frames if "runpy" not in one.filename
+    ]
     if not own:
         return ""
     return f" (line {own[-1].lineno} of {os.path.basename(own[-1].filename)}, `{own[-1].line}`)"
@@ -64,6 +77,11 @@ def name_error(
         yield finding("still-scaled", torch_says=said)
         return
     if mentions_values(error) and any(one.harmful for one in births):
+        return
+    stepped = [one for update in updates for one in update.steps()]
+    if "modified by an inplace operation" in message and stepped and stepped[-1].line is not None:
+        cause = f"the script raised {said}: the step in {stepped[-1].line} changed weights that this backward pass still needs"
+        yield finding("script-raises", cause, place=str(stepped[-1].line), variant="stepped-early")
         return
     found = check_error(updates, training, 1)
     yield finding("script-raises", f"the script raised {said}") if found.name == "step-raises" else found

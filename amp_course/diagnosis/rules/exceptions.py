@@ -91,7 +91,7 @@ def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate
                 "`scaler.update` runs"
             )
         return finding("update-missing", cause, torch_says=said)
-    if accumulate > 1 and len({call.call for call in unscaled}) > 1:
+    if len({call.call for call in (unscaled if accumulate > 1 else here)}) > 1:
         return finding("unscaled-every-micro-batch", torch_says=said)
     return finding("unscaled-twice", torch_says=said)
 

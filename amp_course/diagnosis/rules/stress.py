@@ -14,6 +14,10 @@ from amp_course.diagnosis.rules.gradients import arrived, arrived_for_masters, f
 from amp_course.watching.records import Gradient, Step, Training, Update
 from amp_course.watching.uses import Used, steps_of
 
+HIDDEN = (
+    "inf and NaN are replaced in the gradients before the scaler looks for them: no step is skipped, and the scale never "
+    "falls, however often it overflows"
+)
 _NORMS = (1.0, 2.0, 3.0, math.inf)
 
 
@@ -155,11 +159,7 @@ def check_hidden(outcomes: Sequence[Update], number: int) -> Iterator[Finding]:
         finite = all(step.by_scaler and step.gradient.finite for step in steps)
         if one.error is not None or not steps or not finite or lowered:
             return
-    cause = (
-        "inf and NaN are replaced in the gradients before the scaler looks for them: no step is skipped, and the scale never "
-        "falls, however often it overflows"
-    )
-    yield finding("overflow-not-skipped", cause, optimizer=number, steps_with_an_inf=len(outcomes))
+    yield finding("overflow-not-skipped", HIDDEN, optimizer=number, steps_with_an_inf=len(outcomes), variant="hidden")
 
 
 def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:

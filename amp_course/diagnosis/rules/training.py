@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 
 import torch
+from torch import nn
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding, fix_text
 from amp_course.diagnosis.report import listed
-from amp_course.watching.births import Line
+from amp_course.watching.births import Line, is_of_a_library
 from amp_course.watching.buried import Buried
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.process import Made
 from amp_course.watching.ranges import RangeWatch
 from amp_course.watching.twins import LostUpdates
 
-_LIBRARIES = os.path.dirname(os.__file__)  # Python's own
 _SURE = 3  # updates in a row with weights in no optimizer
-_LONG = 5  # updates in a row in evaluation mode
+_SOON, _LONG = 2, 5  # updates in a row in evaluation mode
+_SHOWN = 3  # lines that read values
 _OFTEN, _MOST = 0.5, 0.9  # of the updates
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # classes of torch's that take `fused=True`
 _FEWEST_STEPS = 4  # of weights in 16 bits: without as many, nothing is said
+_FEWEST_RATIOS = 4
+_NEAR = 0.25  # what is never as near to 1 is no such ratio
+_ROUNDING = 1e-5  # by which a ratio that fp32 computes twice may differ from 1
 _LOST = 0.5  # they move less than half as far as their twins
 _WRONG = 0.5  # of the norm of what fp32 gives
 _HEADROOM = 1.0  # doublings
 
 
-def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
-    """Look for a model that is left in evaluation mode, and an optimizer of weights that were replaced."""
-    if seen.mode_counts and seen.trained and seen.evaluated >= _LONG and not seen.other_weights:
+def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Iterator[Finding]:
+    """Look for a model that is left in evaluation mode, and an optimizer of weights that were replaced.
+
+    diverged: the training did, which evaluation mode may have made it do at once
+    """
+    long = _SOON if diverged else _LONG
+    if seen.mode_counts and seen.trained and seen.evaluated >= long and not seen.other_weights:
         yield finding("left-in-evaluation-mode", updates_in_training_mode=seen.trained, and_then=seen.evaluated)
     if seen.lost >= _SURE:
         outside, used, old = seen.example
@@ -42,22 +50,34 @@ def check_modules(seen: ModulesSeen) -> Iterator[Finding]:
             weights_that_no_optimizer_holds=f"{outside} of {used}",
             old_weights_in_it=old,
             updates=seen.lost,
+            **({"variant": "whole"} if outside == used else {}),
         )
 
 
-def advise_modules(seen: ModulesSeen, *, wrapped: bool) -> Iterator[Finding]:
-    """Yield what may be meant. wrapped: in DDP, where an optimizer may hold a part of the weights."""
+def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped: bool) -> Iterator[Finding]:
+    """Yield what may be meant.
+
+    paths:   of modules in their model
+    wrapped: in DDP, where an optimizer may hold a part of the weights
+    """
     if seen.mode_counts and seen.evaluated >= _LONG and (seen.other_weights or not seen.trained):
         yield finding("trains-in-evaluation-mode", updates=f"{seen.evaluated} of {seen.updates}")
     if seen.left_out > _OFTEN * seen.updates and seen.lost < _SURE and not wrapped:
         outside, used, _ = seen.example
-        yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}")
+        names = [f"{paths.get(module, '')}.{name}".lstrip(".") for module, name in seen.outside]
+        more = ["more"] if outside > len(names) else []
+        yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}", named=listed([*names, *more]))
 
 
-def advise_saving(states: Mapping[str, Line | None], scalers: Iterable[torch.amp.GradScaler]) -> Iterator[Finding]:
-    """Look for a checkpoint to go on from that leaves the scaler out. states: as `Saved` has them."""
-    if "optimizer" in states and "scaler" not in states and any(one.is_enabled() for one in scalers):
-        yield finding("scaler-not-saved", place=str(states["optimizer"] or ""))
+def advise_saving(states: Mapping[str, Line | None], made: Made) -> Iterator[Finding]:
+    """Look for a checkpoint to go on from that leaves something out. states: as `Saved` has them."""
+    place = str(next(iter(states.values()), None) or "")
+    if states and "optimizer" not in states and made.optimizers:
+        yield finding("optimizer-not-saved", place=place)
+    if "optimizer" in states and "scaler" not in states and any(one.is_enabled() for one in made.scalers):
+        yield finding("scaler-not-saved", place=place)
+    if "optimizer" in states and "schedule" not in states and made.schedulers and not made.resumed:
+        yield finding("schedule-not-saved", place=place)
 
 
 def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
@@ -73,6 +93,27 @@ def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
                 would_have_moved_in_fp32=one.wanted,
                 weights_that_never_moved=f"{one.still:.0%}",
             )
+
+
+def advise_16_bits(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
+    """Look for weights in bf16 whose optimizer has nothing in fp32."""
+    for one in lost:
+        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16:
+            yield finding("weights-in-16-bits", weights_in=str(one.dtype)[6:], steps=one.steps)
+
+
+def advise_ratio(ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]) -> Iterator[Finding]:
+    """Look for a ratio of probabilities that is never 1, of a model that runs in another precision without gradients.
+
+    ratios:     how far each was from 1
+    precisions: of layers: with gradients (True) and without, the dtypes in which autocast ran them
+    """
+    two = [one for one in precisions if one[True] and one[False] and not one[True] & one[False]]
+    if two and len(ratios) >= _FEWEST_RATIOS and _ROUNDING < min(ratios) < _NEAR:
+        names = {
+            with_gradients: listed(str(dtype)[6:] for dtype in two[0][with_gradients]) for with_gradients in two[0]
+        }
+        yield finding("ratio-of-two-precisions", old=names[False], new=names[True], nearest_to_1=1 + min(ratios))
 
 
 def check_buried(buried: Buried) -> Iterator[Finding]:
@@ -97,7 +138,8 @@ def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -
     """Yield what costs time on a GPU, and where fp16 is nearly left."""
     lines = _reading_lines(watch, updates, on_cpu=False)
     if lines:
-        often = ", ".join(f"{line.place} in {count} of {updates}" for line, count in lines)
+        often = ", ".join(f"{_place(line, last)} in {count} of {updates}" for line, last, count in lines[:_SHOWN])
+        often += f", and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         yield finding("host-waits", updates_with_a_read=often, variant=_kind_of_read(lines[0][0]))
     if ranges is not None and watch.matmuls["float16"]:
         close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
@@ -113,9 +155,11 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
     """
     lines = _reading_lines(watch, updates, on_cpu=True)
     if lines:
-        where = listed(str(line) for line, _ in lines)
-        verb = "reads" if len(lines) == 1 else "read"
-        kinds = dict.fromkeys(_kind_of_read(line) for line, _ in lines)
+        more = [f"{len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        told = (f"{_place(line, last)}, `{line.source}`" for line, last, _ in lines[:_SHOWN])
+        where = listed([*told, *more])
+        verb = "reads" if len(lines) == 1 and lines[0][0] == lines[0][1] else "read"
+        kinds = dict.fromkeys(_kind_of_read(line) for line, *_ in lines)
         if not _FUSED.intersection(optimizers):
             kinds.pop("scaler", None)
         fixes = [fix_text(finding("host-waits", variant=kind)).rstrip(".") + "." for kind in list(kinds)[:2]]
@@ -125,13 +169,32 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
         ])  # fmt: skip
 
 
-def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[tuple[Line, int]]:
-    """Return the lines of the reader's own that read values in most updates, and in how many."""
+def _place(first: Line, last: Line) -> str:
+    return (
+        first.place
+        if first == last
+        else first.place.replace("line", "lines", 1).replace(" of", f" to {last.number} of", 1)
+    )
+
+
+def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[tuple[Line, Line, int]]:
+    """Return the lines of the reader's own that read values in most updates: the first and last of a row, and in how many.
+
+    Those that are easily changed come first.
+    """
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
-        if (device == "cpu") == on_cpu and not line.file.startswith(_LIBRARIES) and "-packages" not in line.file:
+        if (device == "cpu") == on_cpu and not is_of_a_library(line.file) and "get_scale" not in line.source:
             counts[line] += count
-    return [one for one in counts.most_common(4) if updates >= _SURE and one[1] >= _MOST * updates]
+    rows: list[tuple[Line, Line, int]] = []
+    for line, count in sorted(counts.items(), key=lambda one: (one[0].file, one[0].number)):
+        if updates < _SURE or count < _MOST * updates:
+            continue
+        follows = rows and (rows[-1][1].file, rows[-1][1].number + 1) == (line.file, line.number)
+        same = follows and _kind_of_read(line) == _kind_of_read(rows[-1][0])
+        first, most = (rows[-1][0], rows[-1][2]) if same else (line, 0)
+        rows[-1 if same else len(rows) :] = [(first, line, max(most, count))]
+    return sorted(rows, key=lambda one: (_kind_of_read(one[0]) != "", -one[2]))
 
 
 def _kind_of_read(line: Line) -> str:
@@ -140,4 +203,6 @@ def _kind_of_read(line: Line) -> str:
         return "scaler"
     if re.match(r"(if|elif|while|assert)\b", line.source):
         return "decision"
+    if re.search(r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", line.source):
+        return "distribution"
     return "" if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", line.source) else "hidden"

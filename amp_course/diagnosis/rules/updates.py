@@ -21,10 +21,10 @@ from amp_course.diagnosis.rules.calls import (
     frozen_optimizer,
     in_fp16_unscaled,
 )
-from amp_course.diagnosis.rules.stress import check_skipping
+from amp_course.diagnosis.rules.stress import HIDDEN, check_hidden, check_skipping
 from amp_course.watching.records import Backward, Call, Step, Training, Update
 from amp_course.watching.script import Clip, Summary, Use
-from amp_course.watching.uses import steps_of
+from amp_course.watching.uses import Used, steps_of
 
 _CLOSE = 0.02
 # Of these a single update proves nothing: a script may move a schedule once an epoch, or freeze a part for a while.
@@ -34,7 +34,14 @@ _FEW = 6  # updates, of which half have to skip before the scale is said to keep
 _LOW = 4096.0  # and as far: until then a scaler may still be looking for its scale
 _STATIC = 8.0  # times the loss: more is a loss scale of the script's own
 _OFTEN = 0.9  # of the updates: what SAM clears, it clears in each
+_SOME = 5  # updates in which nothing at all is trained
 _NEVER = 20  # steps without a gradient: fewer may be a part that is frozen for a while
+
+
+SINGLE_CLASS = (
+    "every gradient is exactly 0, so no weight moves: the softmax of a single output is always 1, and the cross-entropy of it "
+    "always 0. For one output take `binary_cross_entropy_with_logits`, or `mse_loss` for a number"
+)
 
 
 class PairRules:
@@ -45,9 +52,14 @@ class PairRules:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Finding] = {}
         self.groups: list[tuple[int, int]] = []  # of each update: backward passes, and how many of them no step used
+        self.shares: list[float] = []  # by which the losses were multiplied, without the scale
         self.given: set[int] = set()  # ids of optimizers to whose weights a gradient came
         self.bare: Counter[int] = Counter()  # id of another → its steps
         self.frozen: dict[int, Finding] = {}
+        self.zero = self.moving = 0  # steps with gradients that are all 0, and with others
+        self.single_class = False
+        self.hidden = 0  # steps with finite gradients, although what arrived was not
+        self.ratios: list[float] = []  # of probabilities: how far from 1
 
     def look_at(self, updates: Sequence[Update], training: Training, summary: Summary) -> None:
         """Judge the last of a script's updates, together with the one before."""
@@ -65,6 +77,10 @@ class PairRules:
             found += _schedule(updates, training)
         for number, optimizer in enumerate(training.optimizers):
             self._look_for_gradients(last, training, number, id(optimizer))
+            self.hidden += sum(_is_hidden(used, number) for used in steps_of(last.events, number))
+            for step in last.steps(number):
+                self.moving += not step.gradient.empty
+                self.zero += step.gradient.empty and any(step.gradient.present)
             bad = [one for one in last.steps(number) if not one.gradient.finite]
             if _forgets_update(last, number):
                 found.append(finding("no-update-after-skip", loss_scale=max(last.scales, default=1.0)))
@@ -74,12 +90,18 @@ class PairRules:
                 found.append(finding("kept-after-skip", steps_after_the_skip=len(last.steps(number))))
             if bad and last.called("scale") and last.spoilt[number]:
                 found.append(finding("overflow-not-skipped", loss_scale=max(last.scales, default=1.0)))
-        if any(one.graph.softmax_twice for one in last.backwards):
-            found.append(finding("softmax-twice"))
+        self.ratios += [one.graph.ratio for one in last.backwards if not math.isnan(one.graph.ratio)]
+        self.single_class |= any(one.graph.single_class for one in last.backwards)
+        twice = [one for one in last.backwards if one.graph.softmax_twice]
+        if twice:
+            found.append(finding("softmax-twice", place=str(twice[0].line or "")))
         if len(training.optimizers) == 1:
             cleared = [part.arrived.get(0) for used in steps_of(last.events, 0) for part in used.cleared]
             unused = [one for one in cleared if one is not None and one.finite]
             self.groups.append((len(last.backwards), len(unused)))
+            self.shares += [one.graph.factor / (getattr(one, "scale", None) or 1.0) for one in last.backwards]
+            found += _thrown_away(last, training)
+        found += _clipped_early(last)
         scaled = any(one.graph.factor > _STATIC for one in last.backwards)
         own = scaled or any(_shrunk(use, summary) for use in summary.uses)
         if summary.uses and in_fp16_unscaled(last, training) and not own:
@@ -89,17 +111,16 @@ class PairRules:
             self.first.setdefault(one.name, one)
 
     def _look_for_gradients(self, last: Update, training: Training, number: int, key: int) -> None:
-        """Count the steps of an optimizer to whose weights no gradient comes although they ask for one."""
+        """Count the steps of an optimizer to whose weights no gradient comes."""
         steps, weights = last.steps(number), training.slots[number].parameters
         if any(number in one.arrived for one in last.backwards) or any(any(one.gradient.present) for one in steps):
             self.given.add(key)
-        elif any(p.requires_grad for p in weights):
+        else:
             self.bare[key] += len(steps)
+            variant = {"variant": "detached"} if any(p.requires_grad for p in weights) else {}
             kind = f"{type(training.optimizers[number]).__name__}, number {number + 1} of {len(training.optimizers)}"
             cause = frozen_optimizer(training, number).cause
-            self.frozen[key] = finding(
-                "frozen-optimizer", cause, optimizer=kind, steps=self.bare[key], variant="detached"
-            )
+            self.frozen[key] = finding("frozen-optimizer", cause, optimizer=kind, steps=self.bare[key], **variant)
 
     def look_at_rest(self, update: Update, training: Training) -> None:
         """Judge an update that was not completed."""
@@ -123,7 +144,65 @@ class PairRules:
         if 2 <= len(dropping) < _OFTEN * len(self.groups) and usual > max(dropping):
             yield finding("micro-batches-dropped", updates=f"{len(dropping)} of {len(self.groups)}",
                           micro_batches_in_each=f"{max(dropping)}, and {usual:g} in those that were used")  # fmt: skip
-        yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= _NEVER)
+        yield from self._uneven_groups()
+        if self.hidden:
+            yield finding("overflow-not-skipped", HIDDEN, steps_with_an_inf=self.hidden, variant="hidden")
+        fewest = _NEVER if self.given else _SOME  # of several optimizers, one may wait for its phase
+        yield from (one for key, one in self.frozen.items() if key not in self.given and self.bare[key] >= fewest)
+        if self.zero and not self.moving and self.updates >= _SOME:
+            cause = SINGLE_CLASS if self.single_class else ""
+            yield finding("gradients-all-zero", cause, steps=self.zero)
+
+    def _uneven_groups(self) -> Iterator[Finding]:
+        """Look for updates with more or fewer micro-batches than the number by which each loss is divided."""
+        counts = Counter(passes for passes, unused in self.groups if not unused)
+        usual = max(counts, key=lambda one: counts[one], default=1)
+        others = sorted(one for one in counts if one != usual)
+        divided = all(math.isclose(one * usual, 1.0, rel_tol=_CLOSE) for one in self.shares)
+        if usual > 1 and others and divided and len(counts) < len(self.groups):
+            cause = (
+                "some updates add up more or fewer micro-batches than the others, and each loss is divided by the same number: "
+                "their gradients are too large or too small by as much"
+            )
+            yield finding("last-group-mean", cause, micro_batches_in_most_updates=usual,
+                          in_others=", ".join(map(str, others)), each_loss_is_divided_by=usual)  # fmt: skip
+
+
+def _thrown_away(update: Update, training: Training) -> Iterator[Finding]:
+    """Look for an update that uses the last of its backward passes alone, because gradients are cleared before each.
+
+    The weights have not moved in between, as SAM's have, and the step's gradient is what the last pass brought: methods that
+    combine gradients by hand use another.
+    """
+    for used in steps_of(update.events, 0)[:1]:
+        parts = [one for one in used.cleared if 0 in one.arrived] + used.parts
+        alone = len(used.cleared) > 0 and len(used.parts) == 1 and not used.step.closure and len(parts) > 1
+        last = used.parts[-1].arrived.get(0) if alone else None
+        if last is None or any(one.moved for one in parts) or len({str(one.line) for one in parts}) > 1:
+            continue
+        scale = getattr(used.parts[-1], "scale", None) or 1.0
+        clipped = [clip for clip in update.of(Clip) if clip.norm > clip.limit]
+        if clipped or math.isclose(used.step.gradient.norm * scale, last.norm, rel_tol=_CLOSE):
+            weights = ", ".join(["0"] * (len(parts) - 1) + ["1"])
+            yield finding(
+                "cleared-every-micro-batch", micro_batches=len(parts), weights=weights, place=str(parts[-1].line)
+            )
+
+
+def _clipped_early(update: Update) -> Iterator[Finding]:
+    """Look for a clip that cuts the sum of some micro-batches' gradients before the next one's are added to it."""
+    for number, event in enumerate(update.events):
+        if not isinstance(event, Clip) or not event.limit < event.norm < math.inf or event.scaled:
+            continue
+        following = [one for one in update.events[number:] if isinstance(one, (Backward, Step))]
+        before = any(isinstance(one, Backward) for one in update.events[:number])
+        if before and following and isinstance(following[0], Backward):
+            kept = [n for n in event.numbers if not following[0].before[n].empty]
+            if kept:
+                norm = following[0].before[kept[0]].norm
+                yield finding("clipped-every-micro-batch", norm_that_arrived=event.norm, norm_between_micro_batches=norm,
+                              place=str(event.line or ""))  # fmt: skip
+                return
 
 
 def _schedule(updates: Sequence[Update], training: Training) -> Iterator[Finding]:
@@ -162,6 +241,12 @@ def _mixed_passes(updates: Sequence[Update], training: Training) -> Iterator[Fin
                     )
                     yield finding("never-cleared", cause, norm_of_gradients_left_over=left)
                     return
+
+
+def _is_hidden(used: Used, number: int) -> bool:
+    """Tell whether inf or NaN arrived, and the scaler took a step with finite gradients."""
+    came = [one.arrived[number] for one in used.parts if number in one.arrived and one.complete]
+    return used.step.by_scaler and used.step.gradient.finite and any(not one.finite for one in came)
 
 
 def _forgets_update(update: Update, number: int) -> bool:
@@ -262,6 +347,7 @@ def check_stress(
     """
     for number in range(len(training.optimizers)):
         yield from check_skipping(poisoned, clean, plain, number)
+        yield from check_hidden([poisoned], number)
     moves = len(poisoned.called("scheduler"))
     if usual_moves and moves and poisoned.called("scaler.step") and not poisoned.steps():
         yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)

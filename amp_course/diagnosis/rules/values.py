@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 from amp_course.diagnosis.catalogue import finding
@@ -22,6 +24,7 @@ _DIVISIONS = (
     "_foreach_addcdiv",
 )
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "_foreach_log")
+_EXPLODED, _RISING = 1e6, 5  # times the first loss, and still growing in so many updates in a row
 _GROWN = 100.0  # times the first loss, and training diverges
 
 
@@ -53,6 +56,8 @@ def check_values(
     first = _first(found)
     if first is not None and not (taken and first.phase == "backward"):
         faults.append(name_birth(first, found, losses))
+    if not faults and _explodes(losses):
+        faults.append(finding("diverges", first_loss=losses[0], last_loss=losses[-1], updates=updates))
     buffers = [name for one in found.births for kind, name in one.reached if kind == "buffer"]
     if buffers and skipped:
         faults.append(finding("overflow-reached-buffer", buffer=buffers[0], skipped_updates=skipped))
@@ -143,6 +148,13 @@ def _derivative(birth: Birth) -> bool:
     node = birth.node.lower()
     names = ("sqrt", "rsqrt", "div", "log", "pow", "norm", "reciprocal", "acos", "asin", "atan2", "cdist", "std", "var")
     return any(name in node for name in names) and any(one.least == 0 or not one.finite for one in birth.took)
+
+
+def _explodes(losses: Sequence[float]) -> bool:
+    """Tell whether the loss has grown by orders of magnitude, and goes on to: inf is a matter of time."""
+    end = [abs(loss) for loss in losses[-_RISING:]]
+    rising = len(losses) > _RISING and all(now > before for before, now in itertools.pairwise(end))
+    return rising and end[-1] < math.inf and end[-1] > _EXPLODED * max(abs(losses[0]), 1e-3)
 
 
 def _diverges(losses: Sequence[float]) -> bool:

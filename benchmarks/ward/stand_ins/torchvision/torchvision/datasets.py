@@ -41,6 +41,9 @@ class ImageFolder(CIFAR10):
 
     shape = (3, 64, 64)
 
+    def __init__(self, root=None, transform=None, **options):
+        super().__init__(transform=transform)
+
 
 class FakeData(_Random):
     """As many images as asked for, of the size asked for."""
@@ -50,4 +53,13 @@ class FakeData(_Random):
         super().__init__(transform=transform)
 
 
-FashionMNIST = MNIST
+FashionMNIST = KMNIST = MNIST
+
+
+class CelebA(CIFAR10):
+    """64 by 64 pixels of three colours."""
+
+    shape = (3, 64, 64)
+
+    def __init__(self, root=None, split="train", transform=None, **options):
+        super().__init__(transform=transform)

@@ -19,3 +19,23 @@ class _Small(nn.Module):
 
 
 resnet18 = resnet34 = resnet50 = _Small
+
+
+class VGG16_Weights:
+    """Weights that nobody loads."""
+
+    IMAGENET1K_V1 = None
+
+
+class vgg16(nn.Module):
+    """The order of its layers, with eight channels in all of them."""
+
+    def __init__(self, weights=None):
+        super().__init__()
+        layers, channels = [], 3
+        for count in (2, 2, 3, 3, 3):
+            for _ in range(count):
+                layers += [nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = 8
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers)

@@ -1,6 +1,16 @@
 """Transforms of tensors; those that only vary an image leave it as it is."""
 
+import numpy as np
 import torch
+
+from torchvision.transforms.functional import InterpolationMode  # noqa: F401
+
+
+def _pixels(image):
+    if isinstance(image, torch.Tensor):
+        return image
+    pixels = torch.from_numpy(np.array(image))
+    return pixels if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 
 class Compose:
@@ -10,6 +20,7 @@ class Compose:
         self.transforms = transforms
 
     def __call__(self, image):
+        image = _pixels(image)
         for transform in self.transforms:
             image = transform(image)
         return image
@@ -64,4 +75,4 @@ class _Unchanged:
 
 
 CenterCrop = RandomCrop = RandomResizedCrop = Resize
-RandomHorizontalFlip = RandomRotation = ColorJitter = _Unchanged
+Pad = RandomHorizontalFlip = RandomVerticalFlip = RandomRotation = ColorJitter = _Unchanged

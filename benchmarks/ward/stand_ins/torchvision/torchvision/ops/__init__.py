@@ -1,0 +1,1 @@
+"""What timm imports, and small nets do not use."""

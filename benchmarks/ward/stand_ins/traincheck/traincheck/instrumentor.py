@@ -1,0 +1,3 @@
+"""What a script tells the tracer of itself."""
+
+meta_vars = {}

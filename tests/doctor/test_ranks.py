@@ -1,0 +1,77 @@
+"""What is compared between the ranks of a training, and what makes them drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amp_course.doctor.script import check_ranks
+from amp_course.watching import taps
+from amp_course.watching.process import Ranks
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Ranks]:
+    """What watches the ranks, in a group of one."""
+    ranks = Ranks(lambda: 0)
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    with taps.listening(ranks):
+        yield ranks
+    torch.distributed.destroy_process_group()
+
+
+def test_a_wrapper_that_is_not_called_and_one_whose_model_has_moved(alone: Ranks) -> None:
+    model = nn.Linear(2, 2)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    weights = [*model.parameters()]
+    assert alone.not_called(weights) and not alone.not_called([*nn.Linear(2, 2).parameters()])
+    alone.forward(wrapped)
+    alone.forward(model)
+    assert not alone.not_called(weights) and alone.inner is None
+    alone.forward(model)
+    assert alone.inner is not None and "alone.forward(model)" in str(alone.inner)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    assert not alone.moved()
+    wrapped.double().float()
+    assert alone.moved() and "DistributedDataParallel(model)" in str(alone.made)
+
+
+Sums = list[list[tuple[float, float]]]  # of each update, of each weight: of the weight and of its gradient
+
+
+def drift(*ranks: Sums, wrapped: bool = False, drift: dict[str, str] | None = None) -> list[str]:
+    """The causes and places of what is found on ranks with these sums."""
+    results: list[dict[str, Any]] = [
+        {
+            "rank": str(number), "joined": [], "updates": len(sums), "ended": "steps", "scales": [],
+            "wrapped": wrapped, "digests": [str(sum(value for value, _ in one)) for one in sums],
+            "weights": sums, "lines": {"clip": "line 7", "step": "line 8"}, "drift": drift or {},
+        }
+        for number, sums in enumerate(ranks)
+    ]  # fmt: skip
+    return [f"{one.name} at {one.place}: {one.cause}" for one in check_ranks(results)]
+
+
+def test_a_weight_that_was_the_same_with_the_same_gradient_has_to_stay_the_same() -> None:
+    first: Sums = [[(1.0, 0.5), (3.0, 0.1)], [(0.9, 0.4), (2.0, 0.1)]]
+    same: Sums = [[(1.0, 0.5), (5.0, 0.7)], [(0.9, 0.4), (4.0, 0.7)]]  # the second is a shard
+    assert not drift(first, same)
+    (found,) = drift(first, [[(1.0, 0.5), (5.0, 0.7)], [(0.8, 0.4), (4.0, 0.7)]])
+    assert found.startswith("ranks-drift at line 7")
+    assert not drift(first, [[(1.0, 0.6), (5.0, 0.7)], [(0.8, 0.4), (4.0, 0.7)]])  # other gradients
+    still: Sums = [[(1.0, 0.0)], [(0.9, 0.0)]]
+    assert not drift(still, [[(1.0, 0.0)], [(0.8, 0.0)]])
+
+
+@pytest.mark.parametrize(("variant", "words"), [("wrapper", "past its"), ("moved", "moved or cast")])
+def test_drifting_wrapped_models_are_told_with_the_cause(variant: str, words: str) -> None:
+    sums: tuple[Sums, Sums] = [[(1.0, 0.1)]], [[(2.0, 0.1)]]
+    (found,) = drift(*sums, wrapped=True, drift={"variant": variant, "place": "line 3"})
+    assert found.startswith("ranks-drift at line 3") and words in found
+    assert not drift(sums[0], sums[0], wrapped=True)
