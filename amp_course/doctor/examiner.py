@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -278,6 +279,9 @@ class Examiner:
         summaries = script.summaries[:updates]
         losses = [loss for one in summaries for loss in one.losses]
         firsts = [one.losses[0] for one in summaries if one.losses]  # of a GAN's, say, always the same one
+        divisors = Counter(one.passes for one in summaries if one.divided)
+        if divisors and 2 * divisors.total() > len(summaries):  # of accumulation: show the loss itself
+            firsts = [loss * divisors.most_common(1)[0][0] for loss in firsts]
         found = [*self.found, *self._errors(error, summaries, births), *self.rules.findings()]
         found += check_summaries(summaries)
         late = seen.watch.late

@@ -245,7 +245,7 @@ def check_ranks(trained: Sequence[dict[str, Any]]) -> Iterator[Finding]:
             "a weight and its gradient were the same on all ranks, and after the step the weight is not: what one rank does "
             "between the backward pass and the step, a clip for one, another does not"
         )
-        yield finding("ranks-drift", cause, update=number, weight=f"number {place} in the optimizer",
+        yield finding("ranks-drift", cause, update=number, variant="alone", weight=f"number {place} in the optimizer",
                       its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
                       place=lines.get("clip") or lines.get("step", ""))  # fmt: skip
 

@@ -68,6 +68,7 @@ class Summary:
     uses: tuple[Use, ...]
     clips: tuple[Clip, ...]
     moves: int  # of schedulers
+    divided: bool = False  # each loss was divided by the number of passes
 
     @property
     def skipped(self) -> bool:
@@ -185,21 +186,20 @@ class ScriptObserver(Observer):
             self._scaled = {key: one for key, one in self._scaled.items() if one[0]() is not None}
 
     def _summary(self, update: Update) -> Summary:
-        losses = []
+        losses, divided = [], len(update.backwards) > 1
         for one in update.backwards:
             scale = self._scale_of.pop(id(one), None)
             one.scale = scale  # type: ignore[attr-defined]
             seen = self.script.summaries or not self.training.scalers  # the first call of `scale` may come too early
             if seen or scale is not None:
+                losses.append(one.value / (scale or 1.0))
                 share = one.graph.factor / (scale or 1.0)
-                whole = math.isclose(
-                    share * len(update.backwards), 1.0, rel_tol=1e-3
-                )  # it was divided for accumulation
-                losses.append(one.value / (scale or 1.0) / (share if whole else 1.0))
+                divided &= math.isclose(share * len(update.backwards), 1.0, rel_tol=1e-3)
         return Summary(
             len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
             frozenset(one.number for one in update.called("scaler.step")), frozenset(one.number for one in update.steps()),
             tuple(self._uses(update)), tuple(update.of(Clip)), len(update.called("scheduler")),
+            divided and bool(losses),
         )  # fmt: skip
 
     def _uses(self, update: Update) -> Iterator[Use]:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of the lists (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the record's folder")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at a time")
-    chosen = parser.parse_args(argv)
+    parser.add_argument("--keep", action="store_true", help="put the results of these names into today's record, too")
+    chosen = parser.parse_intermixed_args(argv)
     known = cases()
     if unknown := set(chosen.names) - set(known):
         parser.error(f"the lists have no {', '.join(sorted(unknown))}")
@@ -182,25 +184,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Left out: " + ", ".join(f"{name} ({why})" for name, why in absent.items()) + ".")
     if not rows:
         return 2
-    accused = [name for name, row in rows.items() if row["false"]]
-    missed = [name for name, row in rows.items() if row["missed"]]
-    unseen = [name for name, row in rows.items() if not row["examined"]]
-    summary = {
-        "scripts": len(rows), "examined": len(rows) - len(unseen), "not examined": unseen, "accused": accused, "missed": missed,
-        "with advice": [name for name, row in rows.items() if row.get("advice")],
-    }  # fmt: skip
+    today = datetime.datetime.now(datetime.UTC)
+    path = chosen.out / f"ward-{today:%Y-%m-%d}.json"
+    summary = summed_up(rows)
     print(json.dumps(summary, indent=1))
-    if not chosen.names:
-        today = datetime.datetime.now(datetime.UTC)
+    if chosen.keep or not chosen.names:
+        before = json.loads(path.read_text("utf-8"))["scripts"] if chosen.names and path.exists() else {}
+        rows = {name: row for name in known if (row := rows.get(name, before.get(name)))}
         record = {
             "benchmark": "ward", "date": today.isoformat(timespec="seconds"), "machine": device_name(torch.device("cpu")),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__}, "summary": summary,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__}, "summary": summed_up(rows),
             "absent": absent, "scripts": rows,
         }  # fmt: skip
-        path = chosen.out / f"ward-{today:%Y-%m-%d}.json"
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        path.with_name("ward.md").write_text(table(record), "utf-8")
         print(path)
-    return int(bool(accused or missed))
+    return int(bool(summary["accused"] or summary["missed"]))
+
+
+def table(record: dict[str, Any]) -> str:
+    """Write a record as a page in Markdown, a row a script."""
+    lines = [
+        "# The public ward, script by script",
+        "",
+        f"Written by `python -m benchmarks.ward` on {record['date'][:10]}; [the lists](../ward/cases) have the edits.",
+        "",
+        "| script | is | named, and where | advice | right? | CPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in record["scripts"].items():
+        what = (
+            row.get("own", "").removeprefix("scripts/") or f"{row['repository']} `{row['commit'][:7]}` {row['script']}"
+        )
+        faults = "; ".join(f"{one} ({place.partition(',')[0]})" for one, place in row.get("faults", {}).items())
+        wrong = ", ".join(f"{kind}: {', '.join(row[kind])}" for kind in ("false", "missed") if row[kind])
+        said = wrong or (
+            "yes" if row["examined"] else f"not examined: {row['said']}".replace("|", "/").replace("\n", " ")
+        )
+        advice = ", ".join(row.get("advice", {}))
+        lines.append(
+            f"| {name}: {what} | {row['kind']} | {faults} | {advice} | {said} | {row.get('cpu_seconds', 0):.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def summed_up(rows: dict[str, Any]) -> dict[str, Any]:
+    """Count a record's rows, and name those that are not right."""
+    kinds = Counter(row["kind"] for row in rows.values())
+    named = [name for name, row in rows.items() if row["kind"] == "before" and not row["missed"]]
+    return {
+        "scripts": len(rows), "kinds": dict(kinds), "known bugs named": len(named),
+        "not examined": [name for name, row in rows.items() if not row["examined"]],
+        "accused": [name for name, row in rows.items() if row["false"]],
+        "missed": [name for name, row in rows.items() if row["missed"]],
+        "with advice": [name for name, row in rows.items() if row.get("advice")],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -135,10 +135,8 @@ class PairRules:
         for name, one in self.first.items():
             # The first update has none before it, and one that is skipped shows less than one that is not.
             if 2 * self.counts[name] >= max(min(self.updates, self.with_steps or self.updates) - 1, 1) or name in _ONCE:
-                updates = (
-                    f"{self.counts[name]} of {max(self.updates - 1, self.counts[name])}"  # the first has none before it
-                )
-                yield replace(one, evidence={**one.evidence, "updates": updates})
+                seen = f"{self.counts[name]} of {max(self.updates - 1, self.counts[name])} updates"  # the first has none before
+                yield replace(one, evidence={**one.evidence, "seen in": seen})
         dropping = [unused for _, unused in self.groups if unused]
         usual = statistics.median([passes for passes, unused in self.groups if not unused] or [0])
         if 2 <= len(dropping) < _OFTEN * len(self.groups) and usual > max(dropping):
@@ -185,7 +183,10 @@ def _thrown_away(update: Update, training: Training) -> Iterator[Finding]:
         if clipped or math.isclose(used.step.gradient.norm * scale, last.norm, rel_tol=_CLOSE):
             weights = ", ".join(["0"] * (len(parts) - 1) + ["1"])
             yield finding(
-                "cleared-every-micro-batch", micro_batches=len(parts), weights=weights, place=str(parts[-1].line)
+                "cleared-every-micro-batch",
+                micro_batches=len(parts),
+                their_weights_in_the_gradient=weights,
+                place=str(parts[-1].line),
             )
 
 
