@@ -1,4 +1,4 @@
-"""What a case of the auditor's tests is: a training step in the style of real projects, and what is wrong with it."""
+"""What a case of the auditor's tests is: a training step as in real projects, and its fault."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Made = tuple[Callable[..., Any], dict[str, Any]]  # the step, and the other argu
 
 @dataclass(frozen=True)
 class Case:
-    """One step, made anew by `make()`: `step, arguments = case.make()`, then `audit(step, **arguments)`.
+    """One step: `step, arguments = case.make()` makes it anew, then `audit(step, **arguments)`.
 
     name:   a few words; unique
-    style:  how it is written: "function", "closure", "method", "GAN", "SAM", "LBFGS", "accumulation", …
-    faults: the finding that it deserves; several if more than one name would be right; () for a sound step
-    why:    what goes wrong in training because of it, or why the step is sound although it looks unusual
+    style:  how it is written: "function", "closure", "method", "GAN", "SAM", "accumulation", …
+    faults: what it may be called; () for a sound step
+    why:    what goes wrong because of it, or why the step is sound although it looks unusual
     """
 
     name: str

@@ -1,32 +1,53 @@
-"""All cases, and how an audit of one is judged; run as a program it prints the tables of broken and sound steps.
+"""All cases, and how one is audited; run as a program it prints the broken and sound steps.
 
 python -m tests.audit.cases
 """
 
 from __future__ import annotations
 
-from amp_course.audit import Report, audit
-from tests.audit import (
-    broken_calls,
-    broken_clipping,
-    broken_passes,
-    broken_skips,
-    broken_values,
-    sound_gans,
-    sound_loops,
-    sound_precision,
-    sound_styles,
-    sound_updates,
-)
-from tests.audit.case import Case
+import torch
+import torch.nn.functional as F
 
-BROKEN = [
-    case
-    for module in (broken_calls, broken_clipping, broken_passes, broken_skips, broken_values)
-    for case in module.CASES
-]
-SOUND = [
-    case for module in (sound_gans, sound_loops, sound_precision, sound_styles, sound_updates) for case in module.CASES
+from amp_course.audit import Report, audit
+from amp_course.recipes import ALL
+from tests.audit import written
+from tests.audit.case import Case, Made
+from tests.audit.parts import any_dtype, classes, normed, plain
+
+
+def recipe_case(index: int) -> Case:
+    recipe = ALL[index]
+
+    def make() -> Made:
+        torch.manual_seed(0)
+        model = normed()
+        session = recipe.prepare(
+            model, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), F.cross_entropy
+        )
+        scaler = session.scaler if isinstance(session.scaler, torch.amp.GradScaler) else None
+        loss = (
+            plain
+            if recipe.name in ("o0", "o1", "amp_bf16")
+            else any_dtype
+            if recipe.name == "o2"
+            else None
+        )
+        return session.step, dict(
+            model=model, optimizer=session.optimizer, batches=classes(), scaler=scaler, loss=loss
+        )
+
+    return Case(
+        f"chapter 08: {recipe.label}",
+        "recipe",
+        make,
+        (),
+        "Each recipe is sound in what it promises.",
+    )
+
+
+BROKEN = written.cases_of("broken_*.toml", written.BROKEN)
+SOUND = written.cases_of("sound_*.toml", written.SOUND) + [
+    recipe_case(index) for index in range(len(ALL))
 ]
 
 

@@ -1,210 +1,215 @@
+"""Right loops in every dtype and on other data, what a report holds, and how training goes on."""
+
 from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from amp_course.audit import audit
-from amp_course.kit.models import CharGPT, DigitsResNet
-from tests.audit.scenes import RIGHT, Scene, plain
+from amp_course.audit import Report, audit
+from tests.audit import parts
+from tests.audit.written import BROKEN, PLAIN, SOUND, make, read
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
+CORPUS = read("sound_*.toml")
+REGIONS = {"fp16": parts.half, "bf16": parts.bf16, "fp32": nullcontext}
+RIGHT = (
+    "docs: typical mixed precision training",
+    "docs: gradient clipping",
+    "docs: gradient accumulation",
+    "docs: gradient penalty",
+    "docs: two models, two losses, two optimizers",
+    "scaled gradients clipped to max_norm * scale",
+    "sum-reduction, divided by the examples at the end",
+    "OneCycle, moved if the scale did not fall",
+    "fused AdamW, the gradients stay scaled until its kernel",
+    "frozen base, thawed at the sixth call",
+    "dropout, and the loss passed",
+    "activation checkpointing, not reentrant, accumulation",
+    "DCGAN: discriminator first, two backwards, one update()",
+)
+REAL = {
+    "resnet": {
+        "model": "DigitsResNet(8)",
+        "batches": "[(torch.rand(8, 1, 8, 8), torch.arange(8)) for _ in range(3)]",
+    },
+    "gpt": {
+        "model": "CharGPT(20, 8, 2, 2, 16)",
+        "batches": "[tuple(torch.randint(0, 20, (2, 4, 8))) for _ in range(3)]",
+    },
+}
+STEP = {
+    "criterion": "lambda out, y: F.cross_entropy(out.flatten(0, -2), y.flatten())",
+    "optimizer": "AdamW, lr=1e-3",
+    "scaler": "init_scale=2.0**10",
+    "step": "forward; backward; unscale; clip; step; update; clear",
+    "given": "loss=lambda model, x, y: criterion(model(x), y), max_norm=1.0",
+}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+def report_of(
+    step: str = PLAIN,
+    base: dict[str, Any] = SOUND,
+    changes: dict[str, Any] | None = None,
+    **case: Any,
+) -> Report:
+    train_step, arguments, _ = make("a step", case | {"step": step}, base)
+    return audit(train_step, **arguments | (changes or {}))
+
+
+def in_region(case: dict[str, Any], dtype: str) -> dict[str, Any]:
+    return case | {"names": {"half": REGIONS[dtype], "bf16": REGIONS[dtype]}}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_loop_passes(name: str, dtype: str) -> None:
-    sizes = (8, 3, 5, 8, 8, 8) if name == "divides_at_the_end" else (8, 8, 8, 8)
-    scene = Scene(DTYPES[dtype], sizes)
-    report = audit(RIGHT[name](scene), **scene.objects)
-    assert report.names == _deserved(name, dtype), report
+def test_a_right_loop_passes_in_bf16_and_lacks_its_region_in_fp32(name: str, dtype: str) -> None:
+    deserved = ("no-autocast",) if dtype == "fp32" else ()
+    assert report_of(base=SOUND, **in_region(CORPUS[name], dtype)).names == deserved
 
 
-def _deserved(name: str, dtype: str) -> tuple[str, ...]:
-    """A loop that is right in one dtype may lack its scaler in fp16, and its autocast in fp32."""
-    scales = name not in ("no_scaler", "disabled_scaler")
-    if dtype == "fp16" and not scales:
-        return ("fp16-without-scaler",)
-    return ("no-autocast",) if dtype == "fp32" and scales else ()
+@pytest.mark.parametrize(
+    ("dtype", "names"), [("fp16", ("fp16-without-scaler",)), ("bf16", ()), ("fp32", ())]
+)
+@pytest.mark.parametrize("scaler", [{}, {"scaler": "enabled=False"}], ids=["none", "disabled"])
+def test_a_loop_without_a_scaler_needs_one_in_fp16_alone(
+    scaler: dict, dtype: str, names: tuple
+) -> None:
+    step = PLAIN if scaler else "clear; forward; loss.backward(); optimizer.step()"
+    assert report_of(step, **in_region(scaler, dtype)).names == names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_right_loops_pass_on_other_data(seed: int) -> None:
-    for name, make in RIGHT.items():
-        scene = Scene()
-        torch.manual_seed(seed)
-        scene.objects["batches"] = [(3 * torch.randn(8, 16), torch.randint(0, 5, (8,))) for _ in range(6)]
-        assert audit(make(scene), **scene.objects).names == _deserved(name, "fp16"), (name, seed)
+    batch = "(3 * torch.randn(8, 8), torch.randint(0, 3, (8,)))"
+    other = f"(torch.manual_seed({seed}), [{batch} for _ in range(8)])[1]"
+    for name in RIGHT:
+        assert report_of(base=SOUND | {"data": other}, **CORPUS[name]).names == (), (name, seed)
 
 
-TEXT = torch.randint(0, 20, (3, 2, 4, 8), generator=torch.Generator().manual_seed(1))
-REAL = {
-    "resnet": (lambda: DigitsResNet(8), [(torch.rand(8, 1, 8, 8), torch.arange(8)) for _ in range(3)]),
-    "gpt": (lambda: CharGPT(20, 8, 2, 2, 16), [(x, y) for x, y in TEXT]),
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", REGIONS)
 @pytest.mark.parametrize("name", REAL)
 def test_a_right_loop_passes_on_the_courses_models(name: str, dtype: str) -> None:
-    make, batches = REAL[name]
-    torch.manual_seed(0)
-    scene = Scene(DTYPES[dtype])
-    scene.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=dtype != "fp32")
-    scene.model = make()
-    scene.optimizer = torch.optim.AdamW(scene.model.parameters(), lr=1e-3)
-
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        with scene.autocast():
-            value = loss(scene.model, x, y)
-        scene.scaler.scale(value).backward()
-        scene.scaler.unscale_(scene.optimizer)
-        scene.clip()
-        scene.finish()
-
-    objects = scene.objects | {
-        "model": scene.model,
-        "scaler": scene.scaler,
-        "optimizer": scene.optimizer,
-        "batches": batches,
-        "loss": loss,
-    }
-    assert audit(step, **objects, max_norm=1.0)
+    without = {"scaler": "enabled=False"} if dtype == "fp32" else {}
+    assert report_of(**in_region(REAL[name] | STEP | without, dtype)).names == ()
 
 
 def test_says_what_was_judged() -> None:
-    scene = Scene()
-    report = audit(RIGHT["accumulates"](scene), **scene.objects)
-    for behaviour in (
+    report = report_of(**CORPUS["scheduler gated by found_inf, once a group"])
+    judged = [
         "backward",
         "autocast",
         "steps",
         "updates",
         "clearing",
         "clipping",
-        "loss scale",
         "gradient",
         "overflow",
-    ):
-        assert behaviour in report.checked
+    ]
+    assert {*judged, "loss scale"} <= set(report.checked)
     left = dict(report.not_checked)
     assert "no argument `last`" in left["shorter last group"]
     assert "same size" in left["unequal micro-batches"]
-    bare = audit(RIGHT["no_scaler"](other := Scene(torch.bfloat16)), **{**other.objects, "loss": None})
+    bare = report_of("forward_bf16; loss.backward(); optimizer.step(); clear")
     assert set(dict(bare.not_checked)) == {"loss scale", "gradient", "overflow"}
 
 
 def test_a_run_goes_on_as_if_there_had_been_no_audit() -> None:
     def weights(audited: bool) -> list[torch.Tensor]:
-        scene = Scene()
-        step = RIGHT["dropout_and_norm"](scene)
-        for number in range(6):
+        step, arguments, _ = make(
+            "a step", {"model": "normed(nn.Dropout(0.4))", "step": PLAIN}, SOUND
+        )
+        for number, batch in enumerate(arguments["batches"]):
             if audited and number == 3:
-                audit(step, **scene.objects)
-            step(*scene.batches[number % 4])
-        return list(scene.model.parameters())
+                audit(step, **arguments)
+            step(*batch)
+        return list(arguments["model"].parameters())
 
     assert all(map(torch.equal, weights(True), weights(False)))
 
 
-def test_a_step_that_sets_training_mode_passes_on_a_model_left_in_evaluation_mode() -> None:
-    scene = Scene()
-    step = RIGHT["goes_to_training_mode"](scene)
-    scene.model.eval()
-    assert audit(step, **scene.objects)
-    assert not any(module.training for module in scene.model.modules())
-
-
-def test_a_raising_step_is_explained_and_autocast_is_off() -> None:
-    scene = Scene()
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
-        raise RuntimeError("something of your own")
-
-    report = audit(step, **scene.objects)
-    assert set(report.names) == {"autocast-left-open", "step-raises"}
-    assert "something of your own" in next(one.cause for one in report.findings if one.name == "step-raises")
-    assert not torch.is_autocast_enabled("cpu")
+def test_a_model_left_in_evaluation_mode_is_so_afterwards() -> None:
+    step, arguments, _ = make(
+        "a step", {"model": "normed().eval()", "step": f"model.train(); {PLAIN}"}, SOUND
+    )
+    assert audit(step, **arguments)
+    assert not any(module.training for module in arguments["model"].modules())
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
         ({"model": "net"}, TypeError, "nn.Module"),
-        ({"model": []}, TypeError, "nn.Module"),
         ({"optimizer": None}, TypeError, "Optimizer"),
         ({"scaler": 1024.0}, TypeError, "GradScaler"),
         ({"max_norm": 0.0}, ValueError, "above 0"),
-        ({"tolerance": -1.0}, ValueError, "above 0"),
+        ({"train_step": None}, TypeError, "train_step"),
     ],
 )
 def test_objects_of_the_wrong_kind(changes: dict, error: type[Exception], words: str) -> None:
-    scene = Scene()
+    step, arguments, _ = make("a step", {}, SOUND)
     with pytest.raises(error, match=words):
-        audit(plain(scene), **{**scene.objects, **changes})
-    with pytest.raises(TypeError, match="train_step"):
-        audit(None, **scene.objects)  # type: ignore[arg-type]
+        audit(**{"train_step": step} | arguments | changes)
 
 
-def test_a_loss_that_raises_only_leaves_the_gradient_out() -> None:
-    scene = Scene()
-    scene.objects["loss"] = lambda model, x, y: 1 / 0
-    report = audit(plain(scene), **scene.objects)
-    assert report
-    assert "raised" in dict(report.not_checked)["gradient"]
+def test_an_iterator_of_batches_is_not_read_further_than_needed() -> None:
+    read_so_far = []
+    batches = (read_so_far.append(1) or batch for batch in parts.classes(20))
+    report = report_of(changes={"batches": batches, "loss": parts.plain})
+    assert not report.names and len(read_so_far) <= 4 and "batches" in dict(report.not_put_back)
 
 
-def test_batches_may_be_single_tensors_and_fewer_than_a_group() -> None:
-    scene = Scene()
-    model = nn.Linear(16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: torch.Tensor, last: bool) -> None:
-        scene.scaler.scale(model(x).square().mean() / 3).backward()
-        if last:
-            scene.scaler.step(optimizer)
-            scene.scaler.update()
-            optimizer.zero_grad()
-
-    report = audit(
-        step,
-        model=model,
-        optimizer=optimizer,
-        scaler=scene.scaler,
-        batches=[x for x, _ in scene.batches[:2]],
-        loss=lambda model, x: model(x).square().mean(),
-        accumulate=3,
+def test_a_loss_computed_before_an_audit_can_be_differentiated_after_it() -> None:
+    step, arguments, _ = make("a step", {}, SOUND)
+    model, batch = arguments["model"], arguments["batches"][0]
+    wanted, pending = (
+        torch.autograd.grad(parts.plain(model, *batch), list(model.parameters())),
+        parts.plain(model, *batch),
     )
-    assert set(report.names) == {"last-group-mean", "no-autocast"}  # it divides by 3 even where there are 2
+    assert audit(step, **arguments).names == ()
+    assert all(map(torch.equal, torch.autograd.grad(pending, list(model.parameters())), wanted))
+
+
+def test_a_module_of_the_readers_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_counters.py").write_text(
+        "count, history = 0, []\ndef note():\n    global count\n    count += 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = "import my_counters; losses, objects = [], np.array([None]); objects[0] = []"
+    pairs = "record = losses.append; pairs = zip([*range(100)], [*range(100)], strict=True)"
+    words = "my_counters.note(); my_counters.history.append(1); record(1); next(pairs)"
+    step, arguments, names = make(
+        "a step",
+        {"before": f"{before}; {pairs}", "step": f"{PLAIN}; {words}; objects[0].append(1)"},
+        SOUND,
+    )
+    report = audit(step, **arguments)
+    assert report.names == () and report.not_put_back == (), report
+    module = names["my_counters"]
+    assert (module.count, module.history, names["losses"], names["objects"][0]) == (0, [], [], [])
 
 
 def test_reads_well() -> None:
-    scene = Scene()
-
-    def by_hand(x: torch.Tensor, y: torch.Tensor) -> None:
-        scene.scaler.scale(scene.loss(x, y)).backward()
-        scene.optimizer.step()
-        scene.optimizer.zero_grad()
-
-    wrong = audit(by_hand, **scene.objects)
+    wrong = report_of(
+        "forward; backward; optimizer.step(); clear", BROKEN, scaler="init_scale=2.0**10"
+    )
     assert repr(wrong).startswith("1 fault found in the step\n\n1. still-scaled: ")
     assert "loss scales: 1024 and 256" in repr(wrong)
     page = wrong._repr_html_()
     assert "<code>scaler.step(optimizer)</code>" in page and "still-scaled" in page
-    right = audit(plain(scene := Scene()), **scene.objects)
-    assert repr(right).startswith("No fault found in the step")
-    assert "No fault" in right._repr_html_()
+    right = report_of(f"next(epochs); {PLAIN}", before="epochs = (n for n in range(10**9))")
+    assert repr(right).startswith(
+        "No fault found in the step"
+    ) and "epochs is an iterator (generator)" in repr(right)
+    assert "No fault" in right._repr_html_() and "Not put back" in right._repr_html_()
 
 
 def test_what_the_reader_wrote_is_escaped() -> None:
-    scene = Scene()
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        raise ValueError("<script>alert(1)</script>")
-
-    assert "<script>" not in audit(step, **scene.objects)._repr_html_()
+    assert (
+        "<script>" not in report_of('raise ValueError("<script>alert(1)</script>")')._repr_html_()
+    )

@@ -15,10 +15,14 @@ def test_along_is_the_projection(seed: int, factor: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     reference, noise = torch.randn(2, 50, generator=generator, dtype=torch.float64)
     found, distance = along(factor * reference + 0.1 * noise, reference)
-    solved, *_ = np.linalg.lstsq(reference[:, None].numpy(), (factor * reference + 0.1 * noise).numpy(), rcond=None)
+    solved, *_ = np.linalg.lstsq(
+        reference[:, None].numpy(), (factor * reference + 0.1 * noise).numpy(), rcond=None
+    )
     assert math.isclose(found, solved[0], rel_tol=1e-9)
     left = (factor * reference + 0.1 * noise) - found * reference
-    assert math.isclose(distance, (left.norm() / (factor * reference + 0.1 * noise).norm()).item(), rel_tol=1e-9)
+    assert math.isclose(
+        distance, (left.norm() / (factor * reference + 0.1 * noise).norm()).item(), rel_tol=1e-9
+    )
 
 
 def test_zeros_are_like_zeros_and_like_nothing_else() -> None:
@@ -33,7 +37,9 @@ def test_a_mixture_gives_its_weights_back(seed: int, weights: list[float]) -> No
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.randn(200, generator=generator) * 10.0**n for n, _ in enumerate(weights)]
     found, distance = mixture(sum(w * part for w, part in zip(weights, parts, strict=True)), parts)
-    assert distance < 1e-4 and all(near(a, b, 1e-3) or abs(a - b) < 1e-3 for a, b in zip(found, weights, strict=True))
+    assert distance < 1e-4 and all(
+        near(a, b, 1e-3) or abs(a - b) < 1e-3 for a, b in zip(found, weights, strict=True)
+    )
 
 
 def test_parts_that_are_alike_cannot_be_told() -> None:

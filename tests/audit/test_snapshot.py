@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from amp_course.audit import audit
 from amp_course.audit.snapshot import Snapshot
 
-Scene = tuple[Callable[[], Any], Callable[[], Any]]  # what the step does, what is looked at before and after
+Scene = tuple[
+    Callable[[], Any], Callable[[], Any]
+]  # what the step does, what is looked at before and after
 
 
 class Plain:
@@ -72,7 +73,7 @@ def expanded_tensor() -> Scene:
 
 def base_of_a_view() -> Scene:
     view = torch.zeros(6)[:2]
-    return lambda: view.as_strided((6,), (1,)).add_(1), lambda: view._base.tolist()  # type: ignore[union-attr]
+    return lambda: view.as_strided((6,), (1,)).add_(1), view._base.tolist  # type: ignore
 
 
 def containers_with_attributes() -> Scene:
@@ -123,7 +124,10 @@ def sparse_gradient() -> Scene:
 def counter_with_two_owners() -> Scene:
     one, other = Plain(), Plain()
     one.counter = other.counter = itertools.count(3)  # type: ignore[attr-defined]
-    return lambda: next(one.counter) and other, lambda: (repr(one.counter), one.counter is other.counter)  # type: ignore[attr-defined]
+    return lambda: next(one.counter) and other, lambda: (
+        repr(one.counter),
+        one.counter is other.counter,
+    )  # type: ignore[attr-defined]
 
 
 def bits_of_numpy() -> Scene:
@@ -163,61 +167,6 @@ def test_a_generator_that_delegates_is_named() -> None:
     assert "numbers" in snapshot.lost
 
 
-def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    return model, torch.optim.SGD(model.parameters(), lr=0.1), lambda x: model(x).square().mean()
-
-
-def test_a_loss_computed_before_an_audit_can_be_differentiated_after_it() -> None:
-    model, optimizer, loss = trained()
-    x = torch.randn(4, 2)
-
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss(x).backward()
-        optimizer.step()
-
-    wanted = torch.autograd.grad(loss(x), list(model.parameters()))
-    pending = loss(x)
-    assert audit(step, model=model, optimizer=optimizer, batches=[(x,)]).names == ()
-    assert all(map(torch.equal, torch.autograd.grad(pending, list(model.parameters())), wanted))
-
-
-def test_a_step_that_replaces_parameters_is_not_judged() -> None:
-    model, optimizer, loss = trained()
-
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss(x).backward()
-        optimizer.step()
-        last, group = model[2], optimizer.param_groups[0]  # type: ignore[index]
-        new = torch.nn.Parameter(last.weight.detach() * 0.9)
-        group["params"] = [new if p is last.weight else p for p in group["params"]]
-        last.weight = new
-
-    own, batch = list(model.parameters()), torch.randn(4, 2)
-    report = audit(step, model=model, optimizer=optimizer, batches=[(batch,)])
-    assert report.names == () and "other parameters" in dict(report.not_checked)["everything else"]
-    assert all(a is b for a, b in zip(model.parameters(), own, strict=True))
-
-
-def test_parameters_that_grow_are_not_judged() -> None:
-    model, optimizer, loss = trained()
-    bank = torch.nn.Parameter(torch.ones(1, 2))
-    model.bank = bank
-
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        (loss(x) + bank.mean()).backward()
-        optimizer.step()
-        bank.data = torch.cat([bank.data, bank.data[:1]])
-
-    optimizer.add_param_group({"params": [bank]})
-    report = audit(step, model=model, optimizer=optimizer, batches=[(torch.randn(4, 2),)])
-    assert report.names == () and "other parameters" in dict(report.not_checked)["everything else"]
-    assert bank.shape == (1, 2)
-
-
 _IMPORTS_AND_SETS = """
 import logging, sys, torch
 from amp_course.audit import audit
@@ -242,25 +191,3 @@ def test_settings_that_changed_while_something_was_imported_are_named(tmp_path: 
     code = f"import sys; sys.path.append({str(tmp_path)!r}){_IMPORTS_AND_SETS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["['the settings of `logging`'] 20", "()"], done.stderr
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_step_that_draws_rows_of_its_own_is_not_accused(seed: int) -> None:
-    torch.manual_seed(seed)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    rows = torch.arange(4000.0).view(1000, 4) / 4000
-    drawn = itertools.cycle(torch.utils.data.DataLoader(rows, batch_size=2, shuffle=True))
-
-    def step(x: torch.Tensor) -> None:
-        x = torch.cat([x, next(drawn)])
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = torch.nn.functional.mse_loss(model(x), x[:, :2])
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    report = audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=[(torch.randn(8, 4),)])
-    assert report.names == () and "loss scale" in dict(report.not_checked) and report.not_put_back, report

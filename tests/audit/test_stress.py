@@ -1,14 +1,39 @@
-"""Steps that change far more than weights: an audit leaves all as it was, and the training goes on as if there had been none."""
+"""Steps that change far more than weights: an audit leaves all as it was, and training goes on."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it, and that adds filters of warnings
+import torch._dynamo  # noqa: F401 - an optimizer imports it, and that adds filters of warnings
 
 from amp_course.audit import audit
-from tests.audit.fingerprints import differences, fingerprint, globals_kept, run_on, values
+from tests.audit.fingerprints import differences, fingerprint, values
+from tests.audit.probes import globals_kept
 from tests.audit.stress import STRESSES, Stress
 from tests.findings.record import entry, of_audit, stored
+
+
+def run_on(
+    step: Callable[..., Any], arguments: dict[str, Any], updates: int = 4, fresh: bool = True
+) -> list[str]:
+    """Train on as the reader would, with fresh batches. What the calls returned or raised."""
+    batches, accumulate, told = list(arguments["batches"]), arguments.get("accumulate", 1), []
+    takes_last = "last" in inspect.signature(step).parameters
+    for i in range(updates * accumulate):
+        batch = batches[i % len(batches)]
+        batch = copy.deepcopy(batch) if fresh else batch
+        last = {"last": (i + 1) % accumulate == 0} if takes_last else {}
+        try:
+            told.append(
+                repr(step(*batch, **last) if isinstance(batch, tuple) else step(batch, **last))
+            )
+        except (Exception, SystemExit) as error:
+            told.append(repr(error))
+    return told
 
 
 def report_of(step, arguments):

@@ -1,0 +1,202 @@
+"""Steps written in words: a case of broken_*.toml or sound_*.toml, made into a training step.
+
+["no update"]
+faults = ["update-missing", "step-raises"]   without them the step is sound
+why = "The scale never adapts."              what goes wrong, or why it only looks wrong
+style = "method"                             who holds it: one of HOLDERS, or else a function
+optimizer = "Adam, lr=1e-3, fused=True"      what follows its parameters
+scaler = "init_scale=2.0**14"                `audit` gets it if this is here or the step uses it
+define = "class Odd(nn.Module): ..."         lines that run before the model is made
+model = "Odd()"
+before = "i = 0"                             lines that run once; the step changes what they name
+takes = "x, y, last=False"
+step = "clear; forward; backward; step"      words, of WORDS or of Python; PLAIN if not here
+given = "loss=mse, accumulate=4"             the other arguments of `audit`
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.audit import parts
+from tests.audit.case import Case, Made
+
+HERE = Path(__file__).parent
+HOLDERS = ("closure", "method", "callable object", "partial")
+WORDS = {
+    "clear": "optimizer.zero_grad()",
+    "forward": "with half():\n    loss = criterion(model(x), y)",
+    "forward_bf16": "with bf16():\n    loss = criterion(model(x), y)",
+    "backward": "scaler.scale(loss).backward()",
+    "unscale": "scaler.unscale_(optimizer)",
+    "clip": "clip_grad_norm_(model.parameters(), max_norm)",
+    "step": "scaler.step(optimizer)",
+    "update": "scaler.update()",
+    "fake": "with half():\n    fake = G(torch.randn(len(real), 4))",
+    "forward_D": "with half(): loss = (softplus(-D(real)) + softplus(D(fake.detach()))).mean()",
+    "forward_G": "with half():\n    loss = softplus(-D(fake)).mean()",
+    "clear_D": "opt_D.zero_grad()",
+    "clear_G": "opt_G.zero_grad()",
+    "step_D": "scaler.step(opt_D)",
+    "step_G": "scaler.step(opt_G)",
+}
+PLAIN = "clear; forward; backward; step; update"
+HEADER = re.compile(r"((?:if|elif|else|for|while|with|try|except|def)\b.*?:) (\S.*)")
+
+
+def lines_of(text: str, indent: str = "") -> list[str]:
+    """Return the Python that words stand for: "clear; forward / 2; backward"."""
+    found = []
+    for line in text.strip("\n").split("\n"):
+        space, line = indent + line[: len(line) - len(line.lstrip())], line.strip()
+        if header := HEADER.fullmatch(line):
+            found += [space + header[1], *lines_of(header[2], space + "    ")]
+            continue
+        for part in line.split("; "):
+            word, _, divisor = part.partition(" / ")
+            code = WORDS.get(word, word) + (f" / {divisor}" if divisor else "")
+            found += [space + one for one in code.split("\n")]
+    return found
+
+
+def step_of(
+    name: str, text: str, takes: str, style: str, used: dict[str, Any], names: dict[str, Any]
+) -> Any:
+    """Return the step: a function whose globals are `used`, or held as its style says."""
+    lines = lines_of(text)
+    holder = next((one for one in HOLDERS if one in style), "function")
+    given = re.compile(rf"(?<![\w.])({'|'.join(sorted(used))})\b(?!=[^=])")
+    if holder == "closure":
+        lines = [line.replace("global ", "nonlocal ") for line in lines]
+        head = [f"def make({', '.join(used)}):", f"    def step({takes}):"]
+        tail = ["    return step"]
+    elif holder in ("method", "callable object"):
+        method = "__call__" if holder == "callable object" else "step"
+        lines = [given.sub(r"self.\1", line) for line in lines if "global " not in line]
+        start = ["    def __init__(self, **parts):", "        vars(self).update(parts)"]
+        head, tail = ["class Trainer:", *start, f"    def {method}(self, {takes}):"], []
+    else:
+        more = f", *, {', '.join(used)}" if holder == "partial" else ""
+        head, tail = [f"def step({takes}{more}):"], []
+    depth = " " * (4 + len(head[-1]) - len(head[-1].lstrip()))
+    file = str(HERE / f"{name}.py")
+    source = "\n".join([*head, *(depth + line for line in lines), *tail]) + "\n"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    scope = names | used if holder == "function" else dict(names)
+    exec(compile(source, file, "exec"), scope)
+    if holder == "closure":
+        return scope["make"](**used)
+    if holder in ("method", "callable object"):
+        trainer = scope["Trainer"](**used)
+        return trainer if holder == "callable object" else trainer.step
+    return functools.partial(scope["step"], **used) if holder == "partial" else scope["step"]
+
+
+def live(step: Any) -> dict[str, Any]:
+    """Return the variables that a step has, with the values that they have now."""
+    function = getattr(step, "__func__", step)
+    if holder := getattr(step, "__self__", None):
+        return vars(holder)
+    if function.__closure__:
+        cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+        return {name: cell.cell_contents for name, cell in cells}
+    return function.__globals__
+
+
+def make(
+    name: str, case: dict[str, Any], base: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return a case's step, the other arguments of `audit`, and all names.
+
+    base: what the case leaves unsaid
+    """
+    case = {"step": PLAIN} | base | case
+    torch.manual_seed(0)
+    names: dict[str, Any] = {key: value for key, value in vars(parts).items() if key[:2] != "__"}
+    names |= case.get("names", {}) | {"__name__": "a step"}
+    names["criterion"] = eval(case["criterion"], names)
+    exec("\n".join(lines_of(case.get("define", ""))), names)
+    code = "\n".join(lines_of(case["step"]))
+    setup = dict(names)
+    arguments: dict[str, Any]
+    if re.search(r"\b[GD]\b", code) and "model" not in case:
+        exec("G, D, opt_G, opt_D = adversaries()", setup)
+        arguments = {
+            "model": [setup["G"], setup["D"]],
+            "optimizer": [setup["opt_G"], setup["opt_D"]],
+        }
+        case = {"takes": "real", "batches": "reals()"} | case
+    else:
+        setup["model"] = eval(case.get("model", case["net"]).strip(), setup)
+        kind, _, options = case["optimizer"].partition(",")
+        setup["optimizer"] = eval(
+            f"torch.optim.{kind}(model.parameters(), {options or 'lr=0.1'})", setup
+        )
+        arguments = {"model": setup["model"], "optimizer": setup["optimizer"]}
+    if "scaler" in case or "scaler" in code:
+        settings = f"dict({case.get('scaler', case.get('scaling', ''))})"
+        setup["scaler"] = torch.amp.GradScaler(
+            "cpu", **{"init_scale": 2.0**12} | eval(settings, setup)
+        )
+        arguments["scaler"] = setup["scaler"]
+    exec("\n".join(lines_of(case.get("before", ""))), setup)
+    arguments["batches"] = eval(case.get("batches", case["data"]), setup)
+    arguments |= eval(f"dict({case.get('given', '')})", setup)
+    if "scheduler" in setup:
+        arguments.setdefault("scheduler", setup["scheduler"])
+    setup["max_norm"] = arguments.get("max_norm", 1.0)
+    own = {key: value for key, value in setup.items() if value is not names.get(key, ...)}
+    used = {key: value for key, value in own.items() if re.search(rf"\b{key}\b", code)}
+    step = step_of(
+        name, case["step"], case.get("takes", "x, y"), case.get("style", ""), used, names
+    )
+    return step, arguments, setup
+
+
+BROKEN: dict[str, Any] = {
+    "net": "net()",
+    "data": "rows()",
+    "criterion": "F.mse_loss",
+    "optimizer": "SGD",
+}
+SOUND: dict[str, Any] = {
+    "net": "mlp()",
+    "data": "classes()",
+    "criterion": "F.cross_entropy",
+    "optimizer": "SGD",
+}
+
+
+def read(pattern: str) -> dict[str, dict[str, Any]]:
+    """Return what the files say whose names fit: name → case."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(HERE.glob(pattern)):
+        more = tomllib.loads(path.read_text("utf-8"))
+        assert not found.keys() & more.keys(), path
+        found |= more
+    return found
+
+
+def cases_of(pattern: str, base: dict[str, Any]) -> list[Case]:
+    """Return the cases of the files whose names fit."""
+
+    def made(name: str, case: dict[str, Any]) -> Made:
+        return make(name, case, base)[:2]
+
+    return [
+        Case(
+            name,
+            case.get("style", "function"),
+            functools.partial(made, name, case),
+            tuple(case.get("faults", ())),
+            case.get("why", ""),
+        )
+        for name, case in read(pattern).items()
+    ]
