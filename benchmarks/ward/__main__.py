@@ -203,6 +203,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(summary["accused"] or summary["missed"]))
 
 
+def told(record: dict[str, Any]) -> list[str]:
+    """Return the rows of the summary in docs/tools.md."""
+    by_kind: dict[str, list[dict[str, Any]]] = {"as written": [], "before": [], "after": []}
+    for row in record["scripts"].values():
+        by_kind[row["kind"]].append(row)
+    written, bugs, fixed = by_kind.values()
+    examined = sum(row["examined"] for row in written)
+    faults = sum(bool(row.get("faults")) for row in written)
+    named = sum(not row["missed"] and bool(row.get("faults") or row.get("advice")) for row in bugs)
+    advice = sum(bool(row.get("advice")) for row in written)
+    accused, wrong, untrue = (sum(bool(row["false"]) for row in rows) for rows in (written, bugs, fixed))
+    return [
+        f"| public scripts as they stand | {len(written)} | {examined} examined; {accused} accused of a fault that they do not "
+        f"have, {faults} of one that they have; {advice} pages with advice |",
+        f"| known bugs, before their fix | {len(bugs)} | {named} named, {wrong} with a fault that is not there |",
+        f"| the same code after the fix | {len(fixed)} | {untrue} accused |",
+    ]
+
+
 def table(record: dict[str, Any]) -> str:
     """Write a record as a page in Markdown, a row a script."""
     lines = [

@@ -88,3 +88,16 @@ def test_made_data_is_small(maker, tmp_path: Path):
     getattr(data, maker)(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and sum(path.stat().st_size for path in files) < 1_000_000
+
+
+def test_the_texts_have_the_numbers_of_the_newest_record():
+    newest = max(ward.RESULTS.glob("ward-*.json"))
+    record = json.loads(newest.read_text("utf-8"))
+    summary, rows = record["summary"], record["scripts"]
+    page = (ward.RESULTS.parents[1] / "docs" / "tools.md").read_text("utf-8")
+    for text in ward.told(record):
+        assert text in page, text
+    assert summary == json.loads(json.dumps(ward.summed_up(rows)))
+    assert (ward.RESULTS / "ward.md").read_text("utf-8") == ward.table(record)
+    readme = (ward.RESULTS.parents[1] / "README.md").read_text("utf-8")
+    assert f"held against {summary['kinds']['as written']} public scripts" in readme
