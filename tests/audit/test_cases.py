@@ -34,7 +34,10 @@ def test_a_sound_step_is_not_accused(case: Case) -> None:
 
 def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
     deserved = {name for case in BROKEN for name in case.faults}
-    of_whole_trainings = {"micro-batches-dropped", "island-of-another-device"}  # the doctor sees them
+    of_whole_trainings = {
+        "micro-batches-dropped",
+        "island-of-another-device",
+    }  # the doctor sees them
     assert set(FAULTS) - deserved - of_whole_trainings <= {"batch-does-not-fit"}
     assert not [
         name
