@@ -98,7 +98,8 @@ def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
 def advise_16_bits(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
     """Look for weights in bf16 whose optimizer has nothing in fp32."""
     for one in lost:
-        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16:
+        vanish = one.wanted and one.moved < _LOST * one.wanted  # which is told as a fault
+        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16 and not vanish:
             yield finding("weights-in-16-bits", weights_in=str(one.dtype)[6:], steps=one.steps)
 
 

@@ -348,7 +348,8 @@ def check_stress(
     """
     for number in range(len(training.optimizers)):
         yield from check_skipping(poisoned, clean, plain, number)
-        yield from check_hidden([poisoned], number)
+        if len(poisoned.backwards) == len(plain.backwards):  # else the script has skipped by itself, and gone on
+            yield from check_hidden([poisoned], number)
     moves = len(poisoned.called("scheduler"))
     if usual_moves and moves and poisoned.called("scaler.step") and not poisoned.steps():
         yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)
