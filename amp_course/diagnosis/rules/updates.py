@@ -348,7 +348,7 @@ def check_stress(
     """
     for number in range(len(training.optimizers)):
         yield from check_skipping(poisoned, clean, plain, number)
-        if len(poisoned.backwards) == len(plain.backwards):  # else the script has skipped by itself, and gone on
+        if len(poisoned.backwards) == len(plain.backwards):  # else the script skipped on its own
             yield from check_hidden([poisoned], number)
     moves = len(poisoned.called("scheduler"))
     if usual_moves and moves and poisoned.called("scaler.step") and not poisoned.steps():
