@@ -211,7 +211,7 @@ def told(record: dict[str, Any]) -> list[str]:
     written, bugs, fixed = by_kind.values()
     examined = sum(row["examined"] for row in written)
     faults = sum(bool(row.get("faults")) for row in written)
-    named = sum(not row["missed"] and bool(row.get("faults") or row.get("advice")) for row in bugs)
+    named = record["summary"]["known bugs named"]
     advice = sum(bool(row.get("advice")) for row in written)
     accused, wrong, untrue = (sum(bool(row["false"]) for row in rows) for rows in (written, bugs, fixed))
     return [

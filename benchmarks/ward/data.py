@@ -87,7 +87,7 @@ def waves(folder: Path) -> None:
 
 
 def letters(folder: Path) -> None:
-    """`input.txt` of chargpt: 4,000 random letters, with all that it wants to be continued."""
+    """`input.txt` of chargpt: 4,000 random letters, with those of the prompt that it continues."""
     random = np.random.default_rng(0)
     text = "".join(random.choice(list("abcdefghij \n"), 4000))
     (folder / "input.txt").write_text("O God, O God!\n" + text, "utf-8")

@@ -11,7 +11,7 @@ Made = tuple[Callable[..., Any], dict[str, Any]]  # the step, and the other argu
 
 @dataclass(frozen=True)
 class Case:
-    """One step: `step, arguments = case.make()` makes it anew, then `audit(step, **arguments)`.
+    """One step: `step, arguments = case.make()` makes a new one, then `audit(step, **arguments)`.
 
     name:   a few words; unique
     style:  how it is written: "function", "closure", "method", "GAN", "SAM", "accumulation", …

@@ -52,7 +52,7 @@ SOUND = written.cases_of("sound_*.toml", written.SOUND) + [
 
 
 def audited(case: Case) -> Report:
-    """Audit a case made anew."""
+    """Make a case, and audit it."""
     step, arguments = case.make()
     return audit(step, **arguments)
 

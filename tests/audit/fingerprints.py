@@ -8,7 +8,7 @@
         went_on = run_on(step, arguments), values(fingerprint(probes))
 
 and the same again without the audit: `went_on` has to be equal. First one of the twins from
-beginning to end, then the other: they share what is global, which `make()` sets anew.
+beginning to end, then the other: they share what is global, which `make()` resets.
 
 A difference that ends in "another object" is one of identity alone; `values` forgets identity.
 """

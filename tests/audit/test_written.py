@@ -1,4 +1,4 @@
-"""Steps written in words are the Python that they stand for, whoever holds them."""
+"""Steps written in words are the Python that they stand for, whatever holds them."""
 
 from __future__ import annotations
 
