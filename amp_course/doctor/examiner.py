@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -77,7 +78,8 @@ class Watchers:
         self._regions: list[tuple[Region | None, int]] = []  # entered: the event, and matmuls in 16 bits before it
         self._stepping: torch.optim.Optimizer | None = None
         self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
-        self.precisions: dict[nn.Module, dict[bool, set[torch.dtype]]] = {}  # → with gradients? → dtypes of autocast
+        # Layer → with gradients? → dtypes of autocast. It keeps no layer alive.
+        self.precisions: MutableMapping[nn.Module, dict[bool, set[torch.dtype]]] = WeakKeyDictionary()
         self.sharded = False  # weights are DTensors, which only a collective can look at
         self._stack = contextlib.ExitStack()
         for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
