@@ -128,7 +128,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     records = {
         name: newest(chosen.results, name)
-        for name in ("peers", "timer", "rounding", "scaler", "recipes", "panels", "auditor", "explain", "launchers")
+        for name in (
+            "peers",
+            "timer",
+            "rounding",
+            "scaler",
+            "recipes",
+            "panels",
+            "auditor",
+            "explain",
+            "predictions",
+            "launchers",
+        )
     }
     peers = records["peers"]
     if not peers:

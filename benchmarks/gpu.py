@@ -1,4 +1,5 @@
-"""Record everything that a GPU adds, in one call: the report card, the loop next to its peers, recipes, rounding.
+"""Record everything that a GPU adds, in one call: the report card, predictions, the loop next to its peers, recipes,
+rounding.
 
 Each part leaves its JSON in results/; the report card and the peers a picture as well. A part that fails or
 lacks a library does not stop the others. Only torch, numpy, scikit-learn, scipy, matplotlib and tqdm are needed; the peers
@@ -23,7 +24,7 @@ from amp_course.kit.hardware import machine_report
 from amp_course.loop.figures import report_card_figure
 from amp_course.loop.report import make_report_card
 from amp_course.loop.workloads import char_gpt, digits_resnet, simple_net
-from benchmarks import peers, recipes, rounding
+from benchmarks import peers, predictions, recipes, rounding
 from benchmarks.figure import peers_figure
 from benchmarks.in_turn import Record, arguments, workloads_for
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given += ["--device", str(chosen.device), *(["--tiny"] if chosen.tiny else [])]
     parts: dict[str, Callable[[], int]] = {
         "report card": lambda: report_card(chosen),
+        "predictions": lambda: predictions.main(given),
         "peers": lambda: peers_and_picture(given, chosen),
         "recipes": lambda: recipes.main(given),
         "rounding": lambda: rounding.main(given),

@@ -33,6 +33,7 @@ def tables(records: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         "panels": _panels,
         "auditor": _auditor,
         "explain": _explain,
+        "predictions": _predictions,
         "launchers": _launchers,
     }
     return "\n".join(line for name, part in parts.items() for line in part(records.get(name, ()))).strip()
@@ -215,6 +216,30 @@ def _explain(records: Sequence[dict[str, Any]]) -> list[str]:
             gap = [f"{value * 1e3:+.2f} ms" for value in found["gap_seconds"].values()]
             lines.append("| " + " | ".join([found["workload"], *ratios, f"{found['error']:+.1%}", *gap]) + " |")
         lines.append("")
+    return lines
+
+
+def _predictions(records: Sequence[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for record in records:
+        lines += [
+            f"**Predicted and measured**, {heading(record)}. AMP bf16 over fp32, from the data sheet (5 µs a launch, no optimizer), "
+            "from the ops' own prices here, and measured; how much of the AMP step the CPU spends on queueing ops; then each recipe's "
+            "speed over fp32's, in brackets its share of the best matmul rate measured here.",
+            "",
+            "| workload | data sheet | predicted | measured | error | queueing | TF32 | AMP fp16 | AMP bf16 |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for found in record["workloads"].values():
+            ratios = [f"{one:.2f}" for one in (found["data_sheet"]["speedup"], found["predicted"], found["measured"])]
+            queueing = found["queueing_seconds"]["amp_measured"] / found["seconds"]["amp"]
+            recipes = [
+                f"{found['over_fp32'][name]['median']:.2f} ({found['share_of_peak'][name]:.0%})"
+                for name in ("tf32", "amp_fp16", "amp_bf16")
+            ]
+            cells = [found["title"], *ratios, f"{found['error']:+.0%}", f"{queueing:.0%}", *recipes]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += ["", *([f"{record['note'][0].upper()}{record['note'][1:]}.", ""] if "note" in record else [])]
     return lines
 
 

@@ -15,8 +15,8 @@ out=${OUT:-build/on_gpu}
 seconds=720
 small=
 # Part → its share of the seconds, by value: what comes last suffers if the whole takes too long.
-order=(machine tests notebooks loop bench benchmarks)
-declare -A share=([machine]=30 [tests]=170 [notebooks]=210 [loop]=70 [bench]=80 [benchmarks]=150)
+order=(machine tests findings notebooks loop benchmarks bench)
+declare -A share=([machine]=25 [tests]=150 [findings]=90 [notebooks]=230 [loop]=100 [benchmarks]=210 [bench]=80)
 
 prepare() {
     rm -rf build/wheels
@@ -57,7 +57,8 @@ machine() {
 }
 
 tests() {
-    "$python" -m pytest -m gpu tests/gpu -q -rfEs --durations=10 -p no:cacheprovider --junitxml="$out/tests.xml"
+    # Interrupted in time, pytest says what failed so far.
+    timeout -s INT "$(($1 - 5))" "$python" -m pytest -m gpu tests/gpu -q --tb=short -rfEs --durations=10 -p no:cacheprovider --junitxml="$out/tests.xml"
 }
 
 notebooks() {
@@ -73,6 +74,12 @@ notebooks() {
         --seconds "$(($1 - SECONDS - 20))" "${which[@]}"
 }
 
+findings() {
+    local which=()
+    if [ -n "$small" ]; then which=(--device cpu "audit/an"); fi
+    "$python" tools/gpu_findings.py --seconds "$(($1 - 15))" "${which[@]}"
+}
+
 loop() {
     local doctor=("$python" -m amp_course doctor --timeout "$(($1 / 2))")
     "$python" tools/gpu_loop.py --explain || return 1
@@ -86,14 +93,14 @@ bench() {
 }
 
 benchmarks() {
-    local size=(--seconds 10)
+    local size=(--seconds 5)
     if [ -n "$small" ]; then size=(--tiny --rounds 2 --steps 2); fi
     "$python" -m benchmarks.gpu "${size[@]}" --out "$scratch/benchmarks"
 }
 
 say() { echo "$*" | tee -a "$out/report.txt"; }
 
-export -f machine tests notebooks loop bench benchmarks
+export -f machine tests findings notebooks loop bench benchmarks
 export python out scratch small
 say "tools/on_gpu.sh on $(date -u +%F), $(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), $seconds s at most"
 whole=0

@@ -118,7 +118,7 @@ class Policy:
         return f"<table><caption>{head}</caption>{rows}</table>"
 
     def _how(self) -> str:
-        return ", on fake tensors: there is no such device here" if self.fake else ""
+        return ", on fake tensors, which compute nothing" if self.fake else ""
 
 
 def _lists(source: str, device_type: str) -> Mapping[str, Sequence[str]]:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from amp_course.autocast.ops import GROUPS, SampleCall
 from amp_course.autocast.policy import Policy, Probed
-from amp_course.autocast.region import check_region, is_fake, region, stage
+from amp_course.autocast.region import check_region, region, stage
 from amp_course.kit.dtypes import dtype_name
 
 
@@ -118,17 +118,18 @@ def probe_op(name: str, op: SampleCall, group: str, device_type: str, dtype: tor
 def probe_policy(device_type: str, dtype: torch.dtype) -> Policy:
     """Run every op of `OPS` under autocast on a kind of device, and return what it did to each.
 
-    "cuda" works without a GPU, on fake tensors; an op that cannot be run so is listed as such. The global random
-    stream is not touched.
+    "cuda" is asked on fake tensors, with a GPU or without one: a few of these calls, such as a GRU cell of mixed dtypes, end
+    the process on a real one. An op that cannot be run so is listed as such. The global random stream is not touched.
 
     Raises ValueError for a device without autocast, and for a dtype other than bfloat16 and float16.
     Example: probe_policy("cpu", torch.bfloat16)["layer_norm"].verdict → "unchanged"; "cuda", float16 → "fp32"
     """
     check_region(device_type, dtype)
-    with stage(device_type), torch.no_grad(), _quiet():
+    fake = device_type == "cuda"
+    with stage(device_type, fake=fake), torch.no_grad(), _quiet():
         probed = {
             name: probe_op(name, op, group, device_type, dtype)
             for group, ops in GROUPS.items()
             for name, op in ops.items()
         }
-    return Policy(device_type, dtype, is_fake(device_type), probed)
+    return Policy(device_type, dtype, fake, probed)

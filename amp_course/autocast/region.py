@@ -24,14 +24,14 @@ def is_fake(device_type: str) -> bool:
 
 
 @contextmanager
-def stage(device_type: str) -> Iterator[FakeTensorMode | None]:
-    """Let tensors of a kind of device be made inside: real ones where it is at hand, else fake ones.
+def stage(device_type: str, *, fake: bool | None = None) -> Iterator[FakeTensorMode | None]:
+    """Let tensors of a kind of device be made inside: real ones where it is at hand, else fake ones, or as `fake` says.
 
     Gradients are off among fake ones. Autograd asks for the device's own runtime, and where there is none PyTorch does
     not raise: it ends the process. Attention and convolutions take the kernels that do not ask for a GPU's properties: a
     CUDA build of PyTorch would look for a driver otherwise.
     """
-    if not is_fake(device_type):
+    if not (is_fake(device_type) if fake is None else fake):
         yield None
         return
     cudnn = torch._C._get_cudnn_enabled()

@@ -111,7 +111,7 @@ def _matmul_seconds(device: torch.device, names: Collection[str]) -> dict[str, f
     """Return the least seconds of each format's matmul or, in their place, why it cannot be had."""
     size = SIZE_CPU if device.type == "cpu" else SIZE_ACCELERATOR
     # A generator of its own, no autocast, no graph: a report changes nothing for its caller.
-    source = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    source = torch.randn(size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
     found: dict[str, float | str] = {}
     samples: dict[str, list[float]] = {}
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _restored_matmul_precision():

@@ -32,7 +32,7 @@ def seconds_per_fault() -> float:
     """Return what one page costs, from filling new memory and filling it again; 0 where no page is counted."""
     best = float("inf")
     for _ in range(3):
-        fresh = torch.empty(_TOUCHED, dtype=torch.uint8)
+        fresh = torch.empty(_TOUCHED, dtype=torch.uint8, device="cpu")
         before, start = page_faults(), time.perf_counter()
         fresh.fill_(1)
         first, faults = time.perf_counter() - start, page_faults() - before

@@ -29,6 +29,7 @@ from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.workloads import Workload
 from amp_course.speed.counting import CAST, MATMUL, OTHER, OpCounter, count_ops
 from amp_course.speed.faults import page_faults, seconds_per_fault
+from amp_course.speed.machine import measure_launch
 from amp_course.speed.pricing import PricedCall, Pricer, total_seconds
 
 _ROUNDS, _BLOCK = 4, 5  # turns of each side, and steps in one
@@ -39,12 +40,16 @@ _RECIPES = {torch.bfloat16: AMP_BF16, torch.float16: AMP_FP16}
 class Side:
     """One side of a comparison: its steps in seconds, the pages that each was handed, and the price of its ops.
 
-    priced: forward and backward; the optimizer's ops are the same on both sides
+    priced:   forward and backward; the optimizer's ops are the same on both sides
+    queueing: on a GPU, the seconds that the CPU takes to start the step's ops; 0 on a CPU
+    launch:   the seconds that it takes to start one small op; 0 on a CPU
     """
 
     timing: Timing
     fault_seconds: float
     priced: tuple[PricedCall, ...] = field(repr=False)
+    queueing: float = 0.0
+    launch: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -87,7 +92,19 @@ class Prediction:
 
         Timed one by one, ops may take longer than the whole step, where they find their data in the
         cache. Then the step is taken to be nothing but ops, and both prices shrink alike.
+
+        A GPU works while the CPU queues the next ops. The longer of the two decides, and AMP has
+        more ops to queue: its casts.
         """
+        return max(self._priced_seconds, self.queueing)
+
+    @property
+    def queueing(self) -> float:
+        """How long the CPU should take to queue an AMP step: as in fp32, and a launch for each op more; 0 on a CPU."""
+        return self.fp32.queueing + self.fp32.launch * (len(self.amp.priced) - len(self.fp32.priced))
+
+    @property
+    def _priced_seconds(self) -> float:
         step, fp32, amp = self.fp32.seconds, self.fp32.priced_seconds(), self.amp.priced_seconds()
         if not fp32 or not amp:
             return step  # nothing could be priced
@@ -119,6 +136,7 @@ class Prediction:
         casts:      to 16 bits and back, which fp32 does not need
         other ops:  norms, activations, losses, that run in another dtype now
         memory:     pages that the system handed out, more than to fp32
+        launches:   on a GPU, what it waits for the CPU to queue its ops
         unexplained: the rest: autocast's own bookkeeping, caches, noise
         """
         casts = self.amp.priced_seconds(CAST) - self.fp32.priced_seconds(CAST)
@@ -126,6 +144,8 @@ class Prediction:
         memory = self.amp.fault_seconds - self.fp32.fault_seconds
         whole = self.amp.seconds - self.fp32.seconds / self.ceiling
         parts = {"casts": casts, "other ops": other, "memory": memory}
+        if self.fp32.queueing:
+            parts["launches"] = self.predicted_seconds - self._priced_seconds
         return {**parts, "unexplained": whole - sum(parts.values())}
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,6 +161,8 @@ class Prediction:
             "measured": self.measured,
             "seconds": {name: side.seconds for name, side in sides.items()},
             "quartiles": {name: [side.timing.q1, side.timing.q3] for name, side in sides.items()},
+            "queueing_seconds": {"fp32": self.fp32.queueing, "amp": self.queueing, "amp_measured": self.amp.queueing},
+            "launch_seconds": self.fp32.launch,
             "gap_seconds": self.gap(),
             "waited": self.amp.timing.waited,
         }
@@ -310,6 +332,7 @@ def _measure(
     title: str, recipe: Recipe, timed: dict[str, _Timed], device: torch.device, seconds: float, rounds: int
 ) -> Prediction:
     """Time both sides' steps and ops in turn."""
+    launch = measure_launch(device) if device.type == "cuda" else 0.0
     late = time.perf_counter() + seconds
     with CpuWait() as wait:
         for number in range(rounds):
@@ -327,6 +350,8 @@ def _measure(
             Timing(tuple(one.seconds), wait.share),
             statistics.median(one.faults) * (seconds_per_fault() if device.type == "cpu" else 0.0),
             one.pricer.prices(),
+            min(one.queueing),
+            launch,
         )
         for name, one in timed.items()
     }
@@ -371,6 +396,7 @@ class _Timed:
         self.step, self.precision, self.device = step, precision, device
         self.seconds: list[float] = []
         self.faults: list[int] = []
+        self.queueing: list[float] = []
         self._step()  # the first one allocates and loads
 
     def block(self, steps: int, ends: float) -> None:
@@ -383,6 +409,7 @@ class _Timed:
             synchronize(self.device)
             faults, start = page_faults(), time.perf_counter()
             self._step()
+            self.queueing.append(time.perf_counter() - start if self.device.type == "cuda" else 0.0)
             synchronize(self.device)
             self.seconds.append(time.perf_counter() - start)
             self.faults.append(page_faults() - faults)

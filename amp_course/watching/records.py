@@ -48,7 +48,9 @@ class Layout:
         """Take the gradients down, one for each parameter."""
         norms = None
         if self.stride > 1:
-            norms = torch.stack([torch.zeros(()) if t is None else _dense(t).float().norm().cpu() for t in tensors])
+            norms = torch.stack(
+                [torch.zeros((), device="cpu") if t is None else _dense(t).float().norm().cpu() for t in tensors]
+            )
         return Gradient(self, self.flat(tensors), tuple(t is not None for t in tensors), norms)
 
     def now(self) -> Gradient:
@@ -95,7 +97,7 @@ class Gradient:
             return self._norms
         parts = [self.values[place] for place in self.layout.slices]
         if not parts:
-            return torch.zeros(0)
+            return torch.zeros(0, device="cpu")
         return torch.stack(torch._foreach_norm(parts)).cpu() * math.sqrt(self.layout.stride)  # of a sample: about
 
     @cached_property

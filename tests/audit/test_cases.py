@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 
 import pytest
+import torch
 
-from amp_course.audit import FAULTS
+from amp_course.audit import FAULTS, audit
 from tests.audit.case import Case
 from tests.audit.cases import BROKEN, SOUND, audited
 from tests.conftest import DIAGNOSIS
@@ -44,3 +45,15 @@ def test_every_fault_has_a_broken_step_and_every_step_its_own_name() -> None:
         for name, n in collections.Counter(case.name for case in [*BROKEN, *SOUND]).items()
         if n > 1
     ]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [BROKEN[0], *(one for one in SOUND if one.name == "dropout, and the loss passed")],
+    **NAMES,
+)
+def test_a_default_device_of_the_readers_changes_nothing(case: Case) -> None:
+    step, arguments = case.make()
+    with torch.device("meta"):
+        report = audit(step, **arguments)
+    assert of_audit(report) == RECORD[f"audit/{case.name}"]

@@ -24,6 +24,13 @@ def report() -> MachineReport:
     return machine_report("cpu")
 
 
+def test_a_default_device_of_the_readers_changes_nothing(report: MachineReport) -> None:
+    """As after `torch.set_default_device("cuda")`; "meta" stands for any other device than the one that is asked about."""
+    with torch.device("meta"):
+        told = machine_report("cpu")
+    assert [one.state == "unsupported" for one in told.dtypes] == [one.state == "unsupported" for one in report.dtypes]
+
+
 @pytest.mark.parametrize(
     ("name", "measured", "fp32", "state", "times"),
     [

@@ -19,7 +19,7 @@ from amp_course.checking.limit import within
 from amp_course.kit import measure
 from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain, rounds
 from amp_course.speed.explain.evidence import Evidence, watched
-from amp_course.speed.explain.recording import record_steps
+from amp_course.speed.explain.recording import _within, record_steps
 from amp_course.speed.explain.sampling import reader_line, sampled
 from amp_course.speed.planted import PLANTED
 
@@ -329,6 +329,16 @@ def test_the_planted_steps_train_the_same_with_and_without_their_cause():
             step, given = planted.build(cured)
             for batch in itertools.islice(given, 2):
                 step(*batch)
+
+
+def test_what_autograds_thread_did_belongs_to_the_step_in_which_it_ran():
+    def node(start, end, *children):
+        return SimpleNamespace(start_time_ns=start, end_time_ns=end, children=children)
+
+    # As on a GPU: one node spans both steps, 0 to 10 and 10 to 20, and holds what ran in them.
+    spanning = node(-5, 99, node(1, 3, node(2, 3)), node(4, 9), node(12, 13), node(30, 40))
+    for (start, end), ran in {(0, 10): [1, 4], (10, 20): [12], (20, 29): []}.items():
+        assert [one.start_time_ns for one in _within(spanning, start, end)] == ran
 
 
 def test_no_record_waits_for_the_garbage_collector():

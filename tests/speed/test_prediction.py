@@ -45,6 +45,18 @@ def test_ceiling_prediction_and_gap_by_hand():
     assert found.to_dict()["seconds"] == {"fp32": 10, "amp": 8}
 
 
+def test_on_a_gpu_the_longer_of_work_and_queue_decides():
+    # In fp32 the GPU works for 10 s and the CPU queues for 4; AMP has two ops more, and each takes half a second to start.
+    fp32, amp = replace(side(10, 6, 0, 2), queueing=4.0, launch=0.5), side(5, 2, 0.5, 1)
+    amp = replace(amp, priced=(*amp.priced, priced(CAST, 0.1), priced(CAST, 0.1)))
+    found = Prediction("by hand", AMP_BF16, fp32, amp)
+    assert found.queueing == pytest.approx(5) and found.predicted_seconds == pytest.approx(10 - 8 + 3.7)
+    assert found.gap()["launches"] == 0
+    quick = replace(found, amp=replace(amp, priced=(priced(MATMUL, 0.1), *amp.priced[1:])))
+    assert quick.predicted_seconds == pytest.approx(5)  # the GPU alone would take 10 − 8 + 1.8
+    assert quick.gap()["launches"] == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize("workload", [simple_net, digits_resnet, char_gpt], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "amp"])
 def test_fakes_call_the_ops_that_really_run(workload, dtype):

@@ -93,11 +93,26 @@ def _steps(results: Any, device: torch.device) -> list[StepRecord]:
         start, end = step.start_time_ns, step.end_time_ns
         meanwhile = tuple(
             _op(node, kernels)
-            for node in others
-            if node.start_tid != step.start_tid and node.start_time_ns < end and node.end_time_ns > start
+            for root in others
+            if root.start_tid != step.start_tid
+            for node in _within(root, start, end)
         )
         records.append(StepRecord(_op(step, kernels), meanwhile))
     return records
+
+
+def _within(node: Any, start: int, end: int) -> Iterator[Any]:
+    """Yield the outermost nodes under `node` that ran in a stretch of time.
+
+    On a GPU, torch hangs what autograd's thread did in all steps below one node that spans them.
+    """
+    if node.end_time_ns <= start or node.start_time_ns >= end:
+        return
+    if start <= node.start_time_ns and node.end_time_ns <= end:
+        yield node
+        return
+    for child in node.children:
+        yield from _within(child, start, end)
 
 
 def _op(node: Any, kernels: dict[int, list[tuple[int, int]]]) -> Op:
