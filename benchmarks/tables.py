@@ -223,9 +223,9 @@ def _predictions(records: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for record in records:
         lines += [
-            f"**Predicted and measured**, {heading(record)}. AMP bf16 over fp32, from the data sheet (5 µs a launch, no optimizer), "
-            "from the ops' own prices here, and measured; how much of the AMP step the CPU spends on queueing ops; then each recipe's "
-            "speed over fp32's, in brackets its share of the best matmul rate measured here.",
+            f"**Predicted and measured**, {heading(record)}. AMP bf16 over fp32: from the data sheet (5 µs a launch, no "
+            "optimizer), from the ops' own prices here, and measured; how much of the AMP step the CPU spends on queueing "
+            "ops; then each recipe's speed over fp32's, in brackets its share of the best matmul rate measured here.",
             "",
             "| workload | data sheet | predicted | measured | error | queueing | TF32 | AMP fp16 | AMP bf16 |",
             "|---|---|---|---|---|---|---|---|---|",
