@@ -1,4 +1,4 @@
-"""The auditor: runs a reader's own training step, and says what is wrong with it, by what it does and with numbers."""
+"""The auditor: runs a training step, and says what is wrong with it, by what it does."""
 
 from amp_course.audit.audit import audit
 from amp_course.diagnosis.catalogue import BEHAVIOURS, catalogue

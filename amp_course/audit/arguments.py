@@ -1,9 +1,10 @@
-"""Check what `audit` was given, and make a `Training` of it: each wrong argument gets an error that says what to pass instead."""
+"""Make a `Training` of what `audit` was given; an error says what to pass instead."""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,75 +16,99 @@ from amp_course.watching.records import Training
 
 
 def check_numbers(accumulate: Any, **numbers: Any) -> None:
-    """Check that `accumulate` is a whole number, and that each other number that was passed is above 0."""
+    """Check that `accumulate` is a whole number, and each other number above 0."""
     if isinstance(accumulate, bool) or not isinstance(accumulate, int):
-        raise TypeError(f"accumulate is {accumulate!r}: pass the number of micro-batches of an update, a whole number.")
+        raise TypeError(
+            f"accumulate is {accumulate!r}: pass the number of micro-batches of an update, a whole "
+            "number."
+        )
     for name, value in numbers.items():
         if value is None and name != "seconds":
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(
-                f"{name} is {value!r}: pass a number above 0{', or leave it out' if name != 'seconds' else ''}."
-            )
+            rest = ", or leave it out" if name != "seconds" else ""
+            raise TypeError(f"{name} is {value!r}: pass a number above 0{rest}.")
         if not value > 0 or (name == "seconds" and math.isinf(value)):
             raise ValueError(f"{name} is {value}: pass a number above 0, or leave it out.")
 
 
-def as_training(train_step: Any, model: Any, optimizer: Any, scaler: Any, scheduler: Any, loss: Any) -> Training:
-    """Return the training that the arguments describe; raise TypeError or ValueError if they cannot be one."""
-    if not callable(train_step) or isinstance(train_step, type):
-        what = f"the class {train_step.__name__}" if isinstance(train_step, type) else f"a {type(train_step).__name__}"
-        raise TypeError(f"train_step is {what}: pass the function that you call for each batch.")
-    if inspect.iscoroutinefunction(train_step) or inspect.isgeneratorfunction(train_step):
-        kind = "a coroutine" if inspect.iscoroutinefunction(train_step) else "a generator"
-        raise TypeError(
-            f"train_step is {kind} function: calling it runs nothing. Pass a plain function that trains on one batch."
-        )
-    models, optimizers = several(model), [_inner(one, "optimizer") for one in several(optimizer)]
-    if not models or not all(isinstance(one, nn.Module) for one in models):
-        wrong = next((one for one in models if not isinstance(one, nn.Module)), model)
-        raise TypeError(f"model is {_kind(wrong)}: pass the nn.Module that the step trains, or a list of them.")
-    if not optimizers or not all(isinstance(one, torch.optim.Optimizer) for one in optimizers):
-        wrong = next((one for one in optimizers if not isinstance(one, torch.optim.Optimizer)), optimizer)
-        raise TypeError(
-            f"optimizer is {_kind(wrong)}: pass the torch.optim.Optimizer that the step steps, or a list of them."
-        )
-    lazy = sorted(
-        {type(m).__name__ for one in models for m in one.modules() for p in m.parameters(False) if is_lazy(p)}
-    )
-    kinds = {p.device.type for one in models for p in one.parameters()}
-    if kinds == {"meta"}:
-        raise ValueError(
-            "the model is on the meta device, where weights have no numbers: move it by `model.to_empty(device=…)`, and load its "
-            "weights."
-        )
-    if lazy:
-        raise ValueError(
-            f"the model has lazy layers without weights yet ({', '.join(lazy)}): run it on one batch first, then make the "
-            "optimizer."
-        )
-    scalers = several(scaler)
-    for one in scalers:
-        if isinstance(one, type) or (
-            not isinstance(one, torch.amp.GradScaler)
-            and not all(hasattr(one, name) for name in ("scale", "step", "update"))
-        ):
-            raise TypeError(f"scaler is {_kind(one)}: pass the step's torch.amp.GradScaler, or None.")
-    schedulers = [_inner(one, "scheduler") for one in several(scheduler)]
-    for one in schedulers:
-        if not callable(getattr(one, "step", None)):
+def as_training(
+    train_step: Any, model: Any, optimizer: Any, scaler: Any, scheduler: Any, loss: Any
+) -> Training:
+    """Return the training that the arguments describe. Raises TypeError, ValueError."""
+    _check([train_step], "train_step", _is_function, "the function that you call for each batch")
+    for is_kind, kind in _NOT_PLAIN.items():
+        if is_kind(train_step):
             raise TypeError(
-                f"scheduler is {_kind(one)}: pass the scheduler whose step() the step calls, or leave it out."
+                f"train_step is a {kind} function: calling it runs nothing. Pass a plain function "
+                "that trains on one batch."
             )
+    models, scalers = several(model), several(scaler)
+    optimizers = [_inner(one, "optimizer") for one in several(optimizer)]
+    schedulers = [_inner(one, "scheduler") for one in several(scheduler)]
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-    if loss is not None and not all(callable(one) for one in losses):
-        raise TypeError(f"loss is {_kind(loss)}: pass a function `loss(model, *batch)`, or leave it out.")
+    wanted = "the nn.Module that the step trains, or a list of them"
+    _check(models or [model], "model", lambda one: isinstance(one, nn.Module), wanted)
+    wanted = "the torch.optim.Optimizer that the step steps, or a list of them"
+    _check(optimizers or [optimizer], "optimizer", _is_optimizer, wanted)
+    layers = [layer for one in models for layer in one.modules()]
+    if {p.device.type for one in models for p in one.parameters()} == {"meta"}:
+        raise ValueError(
+            "the model is on the meta device, where weights have no numbers: move it by "
+            "`model.to_empty(device=…)`, and load its weights."
+        )
+    if lazy := {type(one).__name__ for one in layers if any(map(is_lazy, one.parameters(False)))}:
+        raise ValueError(
+            f"the model has lazy layers without weights yet ({', '.join(sorted(lazy))}): run it on "
+            "one batch first, then make the optimizer."
+        )
+    _check(scalers, "scaler", _is_scaler, "the step's torch.amp.GradScaler, or None")
+    wanted = "the scheduler whose step() the step calls, or leave it out"
+    _check(schedulers, "scheduler", _has_step, wanted)
+    if loss is not None and not all(map(callable, losses)):
+        _check(
+            [loss], "loss", lambda one: False, "a function `loss(model, *batch)`, or leave it out"
+        )
     if isinstance(loss, (list, tuple)) and len(losses) != len(optimizers):
         raise ValueError(
-            f"there are {len(losses)} losses and {len(optimizers)} optimizers: pass one loss, or one for each optimizer."
+            f"there are {len(losses)} losses and {len(optimizers)} optimizers: pass one loss, or "
+            "one for each optimizer."
         )
     watched = [one for one in scalers if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
-    return Training(train_step, models, optimizers, watched, schedulers, loss, takes(train_step, "last"))
+    hint = takes(train_step, "last")
+    return Training(train_step, models, optimizers, watched, schedulers, loss, hint)
+
+
+_NOT_PLAIN: dict[Callable[[Any], bool], str] = {
+    inspect.iscoroutinefunction: "coroutine",
+    inspect.isgeneratorfunction: "generator",
+}
+
+
+def _check(given: Sequence[Any], name: str, fits: Callable[[Any], bool], wanted: str) -> None:
+    """Raise TypeError for the first of several objects that is not of the kind that is wanted."""
+    for one in given:
+        if not fits(one):
+            is_class = isinstance(one, type)
+            kind = f"the class {one.__name__}" if is_class else f"a {type(one).__name__}"
+            raise TypeError(f"{name} is {kind}: pass {wanted}.")
+
+
+def _is_function(one: Any) -> bool:
+    return callable(one) and not isinstance(one, type)
+
+
+def _is_optimizer(one: Any) -> bool:
+    return isinstance(one, torch.optim.Optimizer)
+
+
+def _has_step(one: Any) -> bool:
+    return callable(getattr(one, "step", None))
+
+
+def _is_scaler(one: Any) -> bool:
+    like = all(hasattr(one, name) for name in ("scale", "step", "update"))  # a library's own
+    return not isinstance(one, type) and (isinstance(one, torch.amp.GradScaler) or like)
 
 
 def several(one: Any) -> list[Any]:
@@ -96,21 +121,15 @@ def several(one: Any) -> list[Any]:
 
 
 def _inner(one: Any, name: str) -> Any:
-    """Return what a library has wrapped: Accelerate and Fabric hand out optimizers and schedulers around the real ones."""
+    """Return what a library has wrapped: Accelerate and Fabric hand out such objects."""
     for attribute in (name, f"_{name}"):
         inside = getattr(one, attribute, None)
-        if (
-            name == "optimizer"
-            and isinstance(inside, torch.optim.Optimizer)
-            and not hasattr(one, "_optimizer_step_pre_hooks")
-        ):
-            return inside
-        if name == "optimizer" and type(one).__module__.startswith(("accelerate.", "lightning")) and inside is not None:
-            return inside
-        if name == "scheduler" and inside is not None and callable(getattr(inside, "step", None)):
+        if name == "scheduler":
+            wrapped = inside is not None and _has_step(inside)
+        else:
+            ours = _is_optimizer(inside) and not hasattr(one, "_optimizer_step_pre_hooks")
+            of_library = type(one).__module__.startswith(("accelerate.", "lightning"))
+            wrapped = ours or (of_library and inside is not None)
+        if wrapped:
             return inside
     return one
-
-
-def _kind(one: Any) -> str:
-    return f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"

@@ -1,8 +1,8 @@
-"""Audit a training step by what it does: run it on the live objects, look, put everything back, say what is wrong.
+"""Audit a training step: run it on the live objects, put everything back, say what is wrong.
 
-The step runs for a dozen updates: twice on the same batch, at two loss scales, with gradients made large, with an inf in them.
-No source text is read. The experiments are in `experiments`, `gradient_experiments`, `fp32` and `overflow`, the judgements in
-`rules`, the faults in `faults`.
+The step runs for a dozen updates: twice on the same batch, at two loss scales, with gradients made
+large, with an inf in them. No source text is read. The experiments are in `experiments`,
+`gradient_experiments`, `fp32` and `overflow`, the judgements and faults in `diagnosis`.
 """
 
 from __future__ import annotations
@@ -47,47 +47,53 @@ def audit(
 ) -> Report:
     """Run `train_step(*batch)` on its live objects and say what is wrong with it.
 
-    train_step: whatever you call for a batch: a function, a method, a closure. It gets one (micro-)batch a call; `accumulate`
-                calls make one update. If it takes an argument `last`, it is told which micro-batch is the last of a group, and
-                a shorter last group is judged as well, unless `batches` is a loader of whole groups.
-    model:      one or a list: all whose weights the step changes. `optimizer`, `scheduler` and `scaler` likewise.
-    batches:    tuples, dicts or single objects, at least one update's worth (fewer are used again). Each call gets a copy; of an
-                iterator no more are taken than are needed.
+    train_step: whatever you call for a batch: a function, a method, a closure. It gets one
+                (micro-)batch a call; `accumulate` calls make one update. If it takes an argument
+                `last`, it is told which micro-batch is the last of a group, and a shorter last
+                group is judged as well, unless `batches` is a loader of whole groups.
+    model:      one or a list: all whose weights the step changes. `optimizer`, `scheduler` and
+                `scaler` likewise.
+    batches:    tuples, dicts or single objects, at least one update's worth (fewer are used again).
+                Each call gets a copy; of an iterator no more are taken than are needed.
     scheduler:  only one that moves once per update
-    loss:       your plain fp32 loss `loss(model, *batch)`, a mean over the examples, penalties included; it may return a tuple of
-                losses, or be a list with one for each optimizer. Without it the gradient is not compared with fp32, nor a sum
-                told from a mean.
+    loss:       your plain fp32 loss `loss(model, *batch)`, a mean over the examples, penalties
+                included; it may return a tuple of losses, or be a list with one for each optimizer.
+                Without it the gradient is not compared with fp32, nor a sum told from a mean.
     max_norm:   what the step clips to, if it clips
-    tolerance:  relative distance from the fp32 gradient that is put down to rounding; None takes one for the dtype seen
+    tolerance:  relative distance from the fp32 gradient that is put down to rounding; None takes
+                one for the dtype seen
     seconds:    how long one call of the step may take
 
-    Put back are what you pass (weights, buffers, gradients, state, modes, hooks, attributes), random states, torch's settings,
-    and the plain data that the step can reach: numbers, strings, lists, dicts, sets, tensors and arrays in its closure, its
-    globals and its object's attributes, and iterators that can be copied. Nothing else is: what the step prints, writes or takes
-    from a generator it does a dozen times. If two runs differ by that, the report says so, and judges what it can.
+    Put back are what you pass (weights, buffers, gradients, state, modes, hooks, attributes),
+    random states, torch's settings, and the plain data that the step can reach: numbers, strings,
+    lists, dicts, sets, tensors and arrays in its closure, its globals and its object's attributes,
+    and iterators that can be copied. Nothing else is: what the step prints, writes or takes from a
+    generator it does a dozen times. If two runs differ by that, the report says so, and judges what
+    it can.
 
-    Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time that is not above 0.
-    Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names → ("clipped-while-scaled",)
+    Raises TypeError for objects of the wrong kind, ValueError for a max_norm, tolerance or time
+    that is not above 0.
+    Example: audit(step, model=model, optimizer=optimizer, scaler=scaler, batches=batches).names
+             → ("clipped-while-scaled",)
     """
     check_numbers(accumulate, max_norm=max_norm, tolerance=tolerance, seconds=seconds)
     training = as_training(train_step, model, optimizer, scaler, scheduler, loss)
-    with noted(), sandbox() as found:
+    with noted(), sandbox():
         reach: dict[str, Any] = {"the step": train_step, "the loss": loss}
         if not isinstance(batches, (list, tuple)):  # reading a DataLoader draws numbers
             reach["batches"] = batches
-        snapshot = Snapshot([*training.models, *training.optimizers, *training.scalers, *training.schedulers], reach)
+        own = [*training.models, *training.optimizers, *training.scalers, *training.schedulers]
+        snapshot = Snapshot(own, reach)
         try:
-            protocol, read = _judged(training, snapshot, batches, accumulate, max_norm, tolerance, seconds)
+            limits = max_norm, tolerance, seconds
+            protocol, read = _judged(training, snapshot, batches, accumulate, *limits)
         finally:
             with held():  # Ctrl-C, a second one too, waits until everything is back
                 snapshot.restore()
-    for what in found.kept:
-        snapshot.lost[what] = "changed while modules were imported for the first time, and stays so: they may need it"
     for one in several(scaler):
         if not isinstance(one, torch.amp.GradScaler):
-            protocol.observations.append(
-                f"The scaler is a {type(one).__name__}, not a `torch.amp.GradScaler`: its calls were not watched."
-            )
+            kind = f"a {type(one).__name__}, not a `torch.amp.GradScaler`"
+            protocol.observations.append(f"The scaler is {kind}: its calls were not watched.")
     if "batches" in snapshot.lost:
         snapshot.lost["batches"] = f"is an iterator, and {read} batches were taken from it"
     return Report(
@@ -96,30 +102,24 @@ def audit(
         tuple(protocol.not_checked.items()),
         tuple(protocol.observations),
         tuple(snapshot.lost.items()),
-        device=next((p.device.type for one in training.models for p in one.parameters()), "cpu"),
+        device=next((p.device.type for p in training.model_parameters.values()), "cpu"),
     )
 
 
 def _judged(
-    training: Training,
-    snapshot: Snapshot,
-    batches: Iterable[Any],
-    accumulate: int,
-    max_norm: float | None,
-    tolerance: float | None,
-    seconds: float,
-) -> tuple[Protocol, int]:
+    training: Training, snapshot: Snapshot, batches: Iterable[Any], accumulate: int,
+    max_norm: float | None, tolerance: float | None, seconds: float,
+) -> tuple[Protocol, int]:  # fmt: skip
     """Read batches, do the experiments; return what they gave, and how many batches were read."""
-    protocol, each = Protocol(), max(accumulate, 1)
+    protocol, each = Protocol(len(training.optimizers) > 1), max(accumulate, 1)
     try:
         read = taken(batches, _GROUPS * each, seconds)
     except BatchError as error:
         protocol.judge("", [finding("no-batches", str(error))])
         return protocol, 0
     if each > max(len(read), _MOST_OF_A_GROUP):
-        raise ValueError(
-            f"accumulate is {accumulate}, and there are {len(read)} batches: pass batches for at least one update."
-        )
+        there = f"accumulate is {accumulate}, and there are {len(read)} batches"
+        raise ValueError(f"{there}: pass batches for at least one update.")
     groups = _groups(read, each)
     protocol.judge("", check_given(training, groups, accumulate))
     if protocol.found:
@@ -132,15 +132,17 @@ def _judged(
 
 
 def _may_end_short(batches: Iterable[Any], each: int) -> bool:
-    """Return False for a loader whose batches make whole groups; a list is a sample, and an epoch may end otherwise."""
+    """Return False for a loader of whole groups; a list is a sample of an epoch."""
     try:
-        return isinstance(batches, (list, tuple)) or not isinstance(batches, Sized) or len(batches) % each > 0
+        if isinstance(batches, (list, tuple)) or not isinstance(batches, Sized):
+            return True
+        return len(batches) % each > 0
     except Exception:  # a loader's `len` may raise
         return True
 
 
 def _groups(batches: list[Any], k: int) -> list[list[Any]]:
-    """Cut batches into groups of k, those with micro-batches of unequal sizes first; at least two groups."""
+    """Cut batches into groups of k, at least two, those of unequal micro-batches first."""
     if not batches:
         return []
     whole = max(len(batches) // k, 1)

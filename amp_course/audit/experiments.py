@@ -1,10 +1,9 @@
-"""The experiments of an audit, as a list: what each needs, what it runs, what it judges."""
+"""The experiments of an audit, as a list: what each runs and judges, and when."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from amp_course.audit import gradient_experiments as gradients
 from amp_course.audit.fp32 import AgainstFp32
@@ -34,37 +33,22 @@ from amp_course.diagnosis.rules.given import check_strangers, check_unusual
 from amp_course.watching.records import Region, Update
 
 _FIX_FIRST = "fix the faults above first"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment: `run(state)` runs the step and judges what it did.
-
-    needs:  state → False if the experiment tells nothing of this step
-    leaves: behaviours that are then not judged
-    why:    state → the reason, "" if it needs no saying
-    """
-
-    name: str
-    run: Callable[[State], None]
-    needs: Callable[[State], bool] = lambda state: True
-    leaves: tuple[str, ...] = ()
-    why: Callable[[State], str] = lambda state: ""
+_FOREIGN = {
+    "foreign-model", "foreign-optimizer", "foreign-parameters", "fp16-parameters", "not-finite",
+}  # fmt: skip
 
 
 def run_all(state: State) -> None:
     """Do all experiments that make sense after what the earlier ones found."""
     protocol = state.protocol
     try:
-        for one in EXPERIMENTS:
-            if one.needs(state):
-                one.run(state)
-                continue
-            for behaviour in one.leaves if one.why(state) else ():
-                protocol.leave_out(behaviour, one.why(state))
+        for run, tells in EXPERIMENTS:
+            if tells(state):
+                run(state)
     except TimeUp:
         why = f"a call of the step did not finish within {state.run.seconds:g} seconds"
-        protocol.leave_out("everything else", f"{why}: if it is just slow, pass a larger `seconds=`")
+        why += ": if it is just slow, pass a larger `seconds=`"
+        protocol.leave_out("everything else", why)
     except Over as over:
         protocol.leave_out("everything else", str(over))
 
@@ -80,17 +64,15 @@ def _first_update(state: State) -> None:
     _can_be_repeated(state)
     protocol.judge("backward" if first.backwards else "", check_passes(first, training))
     protocol.judge("", _broken(first, state))
-    if first.error is not None or first.left_open or not first.finite:
-        raise Over(_FIX_FIRST)
-    if protocol.names & {"no-backward", "frozen-optimizer"}:
+    ended = first.error is not None or first.left_open or not first.finite
+    if ended or protocol.names & {"no-backward", "frozen-optimizer"}:
         raise Over(_FIX_FIRST)
     if run.adopted and not run.given:
         said = "The step uses a `GradScaler` that you did not pass; the audit used it."
         protocol.observations.append(said)
     protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
     protocol.judge("", check_weights(first, training))
-    foreign = {"foreign-model", "foreign-optimizer", "foreign-parameters"}
-    if protocol.names & {*foreign, "fp16-parameters", "not-finite"}:
+    if protocol.names & _FOREIGN:
         raise Over(_FIX_FIRST)
     if not first.steps() and (caught := run.swallowed()):
         cause = f"no optimizer stepped, and the step catches an exception: {caught}"
@@ -109,7 +91,9 @@ def _first_update(state: State) -> None:
 def _can_be_repeated(state: State) -> None:
     """Raise Over for a step that is not the same step when it is run again."""
     if state.run.training.has_other_parameters():
-        raise Over("the step gives its optimizer or its model other parameters than those that they had")
+        raise Over(
+            "the step gives its optimizer or its model other parameters than those that they had"
+        )
 
 
 def _broken(first: Update, state: State) -> Iterator[Finding]:
@@ -222,23 +206,17 @@ def _scale_can_grow(state: State) -> bool:
     return _second_ran(state) and bool(used) and not state.protocol.found
 
 
-def _unsteady(state: State) -> str:
-    return state.unsteady if _calls_are_right(state) else ""
-
-
-EXPERIMENTS = (
-    Experiment("an update", _first_update),
-    Experiment("the update after it", _second_update),
-    Experiment("the first one again", gradients.same_again, _calls_are_right),
-    Experiment("large gradients", gradients.enlarged, _is_steady),
-    Experiment(
-        "two loss scales", gradients.two_scales, _is_steady,
-        ("loss scale", "clipping", "gradient"), _unsteady,
-    ),
-    Experiment("a clip", gradients.clipping, _is_steady),
-    Experiment("no scaler", gradients.without_scaler, _calls_are_right),
-    Experiment("the fp32 loss", _against_fp32, _is_right_so_far),
-    Experiment("no update of the scaler", _update_missing, _never_updates),
-    Experiment("an inf", check_overflow, _second_ran),
-    Experiment("a growing scale", check_scale_growth, _scale_can_grow),
-)  # fmt: skip
+# What runs the step and judges what it did, and whether that tells something of this step
+EXPERIMENTS: tuple[tuple[Callable[[State], None], Callable[[State], bool]], ...] = (
+    (_first_update, lambda state: True),
+    (_second_update, lambda state: True),
+    (gradients.same_again, _calls_are_right),
+    (gradients.enlarged, _is_steady),
+    (gradients.two_scales, _is_steady),
+    (gradients.clipping, _is_steady),
+    (gradients.without_scaler, _calls_are_right),
+    (_against_fp32, _is_right_so_far),
+    (_update_missing, _never_updates),
+    (check_overflow, _second_ran),
+    (check_scale_growth, _scale_can_grow),
+)

@@ -1,10 +1,11 @@
-"""Experiments on what the optimizers get: the same update twice, at two loss scales, with large gradients, without a scaler."""
+"""Experiments on what the optimizers get: again, at two loss scales, large, without a scaler."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from amp_course.diagnosis.rules.gradients import (
 )
 from amp_course.diagnosis.rules.stress import check_clipping, check_early_clipping
 from amp_course.watching.records import Meddling, Update
+from amp_course.watching.uses import Used
 
 _RATIO = 4.0  # between two loss scales: few more gradients underflow at the lower one
 _FAR = 1000.0  # how far above max_norm gradients are brought to see clipping
@@ -45,23 +47,43 @@ def same_again(state: State) -> None:
     state.noise, state.known = _noise(state, again), len(protocol.found)
     if drawn := sorted(run.snapshot.iterators - {"batches"}):
         state.unsteady = (
-            f"the step draws from an iterator that cannot be put back (`{drawn[0]}`), so no two runs of it are the same"
+            f"the step draws from an iterator that cannot be put back (`{drawn[0]}`), so no two "
+            "runs of it are the same"
         )
     elif state.noise >= 0.1:
         distance = f"relative distance {state.noise:.2g}"
-        state.unsteady = f"two runs of the step on the same batch gave different gradients ({distance})"
+        state.unsteady = (
+            f"two runs of the step on the same batch gave different gradients ({distance})"
+        )
+    for behaviour in ("loss scale", "clipping", "gradient") if state.unsteady else ():
+        protocol.leave_out(behaviour, state.unsteady)
 
 
 def enlarged(state: State) -> None:
     """Run the first update with gradients far above any limit, if that can be."""
-    state.large, state.factor = _large(state)
+    if not state.run.training.scalers and state.max_norm is None:
+        return
+    norms, largest = [], 0.0
+    for number in state.run.optimizers:
+        used, values = first_use(state.first, number), _arrivals(state, state.first, number)
+        if used is not None and values is not None and bool(values.any()):
+            total, scale = arrived(used, number), state.run.scale_of(number)
+            norms.append(used.step.gradient.norm if total is None else total.norm / scale)
+            largest = max(largest, float(values.abs().max()))
+    if not norms:
+        return
+    factor = max(_FAR * state.max_norm if state.max_norm else _TALL, _FAR * max(norms)) / min(norms)
+    if any(p.dtype == torch.float16 for p in state.run.training.parameters):
+        factor = min(factor, 2.0**14 / largest)
+    if factor >= (4 if state.max_norm else 30):
+        large = state.run.repeat(Meddling(factor))
+        state.large, state.factor = (large if large.error is None else None), factor
 
 
 def _noise(state: State, again: Update) -> float:
     """Return how far two runs of the same update are from each other, at most."""
     worst = 0.0
-    for number in state.run.optimizers:
-        one, other = first_use(state.first, number), first_use(again, number)
+    for one, other in _uses(state, state.first, again):
         if one is None or other is None:
             worst = max(worst, 0.0 if one is other else math.inf)
             continue
@@ -70,27 +92,10 @@ def _noise(state: State, again: Update) -> float:
     return worst
 
 
-def _large(state: State) -> tuple[Update | None, float]:
-    """Run the update with gradients far above any limit, if the scale or a norm is to be judged; return their factor too."""
-    if not state.run.training.scalers and state.max_norm is None:
-        return None, 1.0
-    norms, largest = [], 0.0
+def _uses(state: State, one: Update, other: Update) -> Iterator[tuple[Used | None, Used | None]]:
+    """Yield what each optimizer used first in two updates."""
     for number in state.run.optimizers:
-        used, values = first_use(state.first, number), _arrivals(state, state.first, number)
-        if used is None or values is None or not bool(values.any()):
-            continue
-        total = arrived(used, number)
-        norms.append(used.step.gradient.norm if total is None else total.norm / state.run.scale_of(number))
-        largest = max(largest, float(values.abs().max()))
-    if not norms:
-        return None, 1.0
-    factor = max(_FAR * state.max_norm if state.max_norm else _TALL, _FAR * max(norms)) / min(norms)
-    if any(p.dtype == torch.float16 for slot in state.run.training.slots for p in slot.parameters):
-        factor = min(factor, 2.0**14 / largest)
-    if factor < (4 if state.max_norm else 30):
-        return None, 1.0
-    large = state.run.repeat(Meddling(factor))
-    return (large if large.error is None else None), factor
+        yield first_use(one, number), first_use(other, number)
 
 
 def two_scales(state: State) -> None:
@@ -119,7 +124,8 @@ def two_scales(state: State) -> None:
     for number in run.optimizers:
         owner = run.owners.get(number, 0)
         pair = Pair(first, low, (run.scales[owner], other[owner]), tolerance, pair_large)
-        protocol.judge("", _confirmed(state, check_scale(pair, number), pair, number, other), run.which(number))
+        found = _confirmed(state, check_scale(pair, number), pair, number, other)
+        protocol.judge("", found, number)
         if not carries_scale(pair, number):
             state.unscaled.add(number)
     return None
@@ -128,13 +134,12 @@ def two_scales(state: State) -> None:
 def _confirmed(
     state: State, found: Iterable[Finding], pair: Pair, number: int, other: Sequence[float]
 ) -> list[Finding]:
-    """Run the two scales again with gradients that no clip touches: is it the clip, or are they divided twice?"""
+    """Run the two scales again with tiny gradients: is it a clip, or are they divided twice?"""
     named = list(found)
-    used = first_use(pair.high, number)
-    total = None if used is None else arrived(used, number)
-    if total is None or not total.norm or not any(one.name == "clipped-while-scaled" for one in named):
+    total = _arrived(pair.high, number)
+    if not total or all(one.name != "clipped-while-scaled" for one in named):
         return named
-    meddling = Meddling(_TINY / total.norm)
+    meddling = Meddling(_TINY / total)
     tiny = Pair(state.run.repeat(meddling), state.run.repeat(meddling, other), pair.scales, 1.0)
     if not divided_twice(tiny, number):
         return named
@@ -144,83 +149,98 @@ def _confirmed(
 
 def clipping(state: State) -> None:
     """Look at what is left of large gradients."""
-    first, large, factor = state.first, state.large, state.factor
-    scale_is_right = len(state.protocol.found) == state.known
+    first, large, factor, protocol = state.first, state.large, state.factor, state.protocol
+    scale_is_right = len(protocol.found) == state.known
     if large is None:
         if state.max_norm is not None:
-            state.protocol.leave_out("clipping", "gradients could not be brought far above max_norm")
+            why = "gradients could not be brought far above max_norm"
+            protocol.leave_out("clipping", why)
         return
-    training = state.run.training
     if state.max_norm is not None:
-        found = list(check_clipping(first, large, factor, state.max_norm, training)) if scale_is_right else []
+        found: list[Any] = []
+        if scale_is_right:
+            found += check_clipping(first, large, factor, state.max_norm, state.run.training)
         wrong = any(isinstance(one, Finding) and one.name == "clipped-wrong" for one in found)
         early = _clipped_while_scaled_by_hand(state, large) if wrong else None
-        state.protocol.judge("clipping", found if early is None else [early])
+        protocol.judge("clipping", found if early is None else [early])
     for number in state.run.optimizers:
-        state.protocol.judge("", check_early_clipping(first, large, factor, number), state.run.which(number))
+        early_clip = check_early_clipping(first, large, factor, number)
+        protocol.judge("", early_clip, number)
 
 
 def _clipped_while_scaled_by_hand(state: State, large: Update) -> Finding | None:
-    """Learn from short gradients, which no clip touches, what a step divides by: is the norm before that max_norm?"""
+    """Learn from short gradients what a step divides by: is the norm before that max_norm?"""
     assert state.max_norm is not None
     for number in state.run.optimizers if not state.run.training.scalers else ():
         cut, total = first_use(large, number), _arrivals(state, large, number)
         if cut is None or total is None:
             continue
-        length = 0.5 * state.max_norm
+        norm, length = cut.step.gradient.norm, 0.5 * state.max_norm
         whole = first_use(state.run.repeat(Meddling(length / float(total.norm()))), number)
-        if whole is None:
-            continue
-        scale = length / whole.step.gradient.norm
-        if scale > 2 and near(cut.step.gradient.norm * scale, state.max_norm):
-            evidence = {"norm_at_the_step": cut.step.gradient.norm, "max_norm": state.max_norm, "loss_scale": scale}
-            cause = (
-                "the gradients were clipped before they were divided by the loss scale: their norm comes out that much too "
-                "small"
+        scale = length / whole.step.gradient.norm if whole is not None else 0.0
+        if scale > 2 and near(norm * scale, state.max_norm):
+            return finding(
+                "clipped-while-scaled",
+                "the gradients were clipped before they were divided by the loss scale: their norm "
+                "comes out that much too small",
+                variant="by-hand",
+                norm_at_the_step=norm,
+                max_norm=state.max_norm,
+                loss_scale=scale,
             )
-            return finding("clipped-while-scaled", cause, variant="by-hand", **evidence)
     return None
 
 
 def _arrivals(state: State, update: Update, number: int) -> torch.Tensor | None:
-    """Return what arrived for an optimizer's first step, at its parameters or those that its masters are copies of."""
+    """Return what arrived for an optimizer's first step, or at what its masters copy."""
     used = first_use(update, number)
-    if used is None:
-        return None
-    total = arrived(used, number)
-    return arrived_for_masters(update, state.run.training, number) if total is None else total.values
+    total = None if used is None else arrived(used, number)
+    if used is None or total is not None:
+        return None if total is None else total.values
+    return arrived_for_masters(update, state.run.training, number)
+
+
+def _arrived(update: Update, number: int) -> float:
+    """Return the norm of what arrived for an optimizer's first step, 0 if that cannot be seen."""
+    used = first_use(update, number)
+    total = None if used is None else arrived(used, number)
+    return 0.0 if total is None else total.norm
 
 
 def without_scaler(state: State) -> None:
     """Judge fp16 autocast without a scaler: is the loss scaled by hand, or not at all?"""
-    first = state.first
-    if not in_fp16_unscaled(first, state.run.training):
+    first, run = state.first, state.run
+    if not in_fp16_unscaled(first, run.training):
         return
     shares = []
     factor = max(event.graph.factor for event in first.backwards)
-    for number in state.run.optimizers:
-        used = first_use(state.first, number)
-        total = None if used is None else arrived(used, number)
-        if used is None or total is None or not total.norm:
+    for number in run.optimizers:
+        used, norm = first_use(first, number), _arrived(first, number)
+        if used is None or not norm:
             return
-        shares.append(used.step.gradient.norm / total.norm)
+        shares.append(used.step.gradient.norm / norm)
         if shares[-1] > 0.5 and factor >= _SCALE and math.log2(factor).is_integer():
             return state.protocol.judge("", [finding("still-scaled", loss_scale=factor)])
         if len(first.references) == first.calls:
             wanted = sum(first.references[call][number].norm for call in by_calls(used, number))
-            if wanted and total.norm / wanted > 8:
-                return _say_by_hand(state, f"by about {total.norm / wanted:.3g}")
-    if not shares:
-        return
+            if wanted and norm / wanted > 8:
+                return _say_by_hand(state, f"by about {norm / wanted:.3g}")
     if factor > 8:
         return _say_by_hand(state, f"by {factor:.6g}")
     if max(shares) < 1 / 8 and _is_divided(state):
-        return _say_by_hand(state, f"and the gradients are divided by {1 / max(shares):.4g} before the step")
-    given = "the scaler that was passed is never used" if state.run.given else "no scaler is used, or a disabled one"
-    cause = f"the forward pass runs in fp16 and the loss is not scaled ({given}): gradients below 3e-8 become 0"
-    values = torch.cat([one.values for event in first.backwards for one in event.arrived.values()])
-    zeros = (values == 0).float().mean().item()
-    state.protocol.judge("", [finding("fp16-without-scaler", cause, gradients_that_are_exactly_0=f"{zeros:.1%}")])
+        divided = f"{1 / max(shares):.4g} before the step"
+        return _say_by_hand(state, f"and the gradients are divided by {divided}")
+    given = "no scaler is used, or a disabled one"
+    if run.given:
+        given = "the scaler that was passed is never used"
+    cause = (
+        f"the forward pass runs in fp16 and the loss is not scaled ({given}): gradients below 3e-8 "
+        "become 0"
+    )
+    values = [one.values for event in first.backwards for one in event.arrived.values()]
+    zeros = f"{(torch.cat(values) == 0).float().mean().item():.1%}"
+    found = finding("fp16-without-scaler", cause, gradients_that_are_exactly_0=zeros)
+    return state.protocol.judge("", [found])
 
 
 def _say_by_hand(state: State, how: str) -> None:
@@ -229,10 +249,9 @@ def _say_by_hand(state: State, how: str) -> None:
 
 
 def _is_divided(state: State) -> bool:
-    """Tell whether the gradients are divided before the step, and not cut: half the gradient, half the step."""
-    half = state.run.repeat(Meddling(0.5))
-    for number in state.run.optimizers:
-        one, other = first_use(state.first, number), first_use(half, number)
-        if one is None or other is None or not near(other.step.gradient.norm / one.step.gradient.norm, 0.5, 0.05):
-            return False
-    return True
+    """Tell whether gradients are divided before the step, not cut: half of them, half a step."""
+    pairs = list(_uses(state, state.first, state.run.repeat(Meddling(0.5))))
+    return all(
+        one and other and near(other.step.gradient.norm / one.step.gradient.norm, 0.5, 0.05)
+        for one, other in pairs
+    )

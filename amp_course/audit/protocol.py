@@ -1,10 +1,10 @@
-"""What an audit has found, judged, observed and not judged, and what it has learnt of the step so far."""
+"""What an audit has found, judged, observed and not judged, and learnt of the step so far."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amp_course.diagnosis.findings import Finding
 from amp_course.watching.records import Update
@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 # After one of these nothing else is judged: it would be the same fault under another name.
 STEPS_WRONG = {"stepped-twice", "stepped-every-micro-batch", "cleared-before-step"}
 UPDATES_WRONG = {
-    "update-every-micro-batch",
-    "update-before-step",
-    "updated-twice",
-    "unscaled-every-micro-batch",
-    "unscaled-before-backward",
-    "unscaled-twice",
-}
+    "update-every-micro-batch", "update-before-step", "updated-twice",
+    "unscaled-every-micro-batch", "unscaled-before-backward", "unscaled-twice",
+}  # fmt: skip
 MENDED_FIRST = {
-    "never-cleared",
-    "still-scaled",
-    "optimizer-not-stepped",
-    "update-missing",
-    *STEPS_WRONG,
-    *UPDATES_WRONG,
-}
+    "never-cleared", "still-scaled", "optimizer-not-stepped", "update-missing",
+    *STEPS_WRONG, *UPDATES_WRONG,
+}  # fmt: skip
 
 
 class Over(Exception):
@@ -38,8 +30,9 @@ class Over(Exception):
 
 @dataclass
 class Protocol:
-    """Findings, the behaviours that were judged, pairs of a behaviour and why it was not, and sentences on what is no fault."""
+    """Findings, behaviours that were judged, why others were not, and remarks."""
 
+    several: bool  # optimizers: findings then tell which
     found: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=lambda: ["objects"])
     not_checked: dict[str, str] = field(default_factory=dict)
@@ -47,20 +40,23 @@ class Protocol:
 
     @property
     def names(self) -> set[str]:
-        """The names of what was found."""
         return {one.name for one in self.found}
 
-    def judge(self, behaviour: str, found: Iterable[Finding | str] = (), optimizer: int | None = None) -> None:
+    def judge(
+        self, behaviour: str, found: Iterable[Finding | str] = (), optimizer: int | None = None
+    ) -> None:
         """Note that a behaviour was judged, and what was found; a string is an observation.
 
         behaviour: "" for none as a whole
-        optimizer: the number of the one that it was found of, where there are several
+        optimizer: the number of the one that it was found of
         """
         if behaviour and behaviour not in self.checked:
             self.checked.append(behaviour)
         for one in found:
             if isinstance(one, Finding):
-                number = {} if optimizer is None else {"optimizer": optimizer}
+                number: dict[str, Any] = {}
+                if self.several and optimizer is not None:
+                    number = {"optimizer": optimizer}
                 self.found.append(replace(one, evidence={**number, **one.evidence}))
             elif one not in self.observations:
                 self.observations.append(one)
@@ -78,7 +74,7 @@ class State:
     ragged:  an epoch may end in a shorter group
     updates: the first one, and the one after it
     rates:   the learning rate of each optimizer between them
-    steady:  two runs of the same update give the same gradients, up to `noise`; `unsteady` says why not
+    noise:   how far two runs of the same update are apart; `unsteady`: why they differ
     known:   how many faults there were before the gradients were judged
     large:   the first update with its gradients multiplied by `factor`, if that could be
     unscaled: optimizers whose losses are not scaled: nothing of theirs is skipped
@@ -101,5 +97,4 @@ class State:
 
     @property
     def first(self) -> Update:
-        """The first update."""
         return self.updates[0]

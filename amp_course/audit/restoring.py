@@ -1,4 +1,4 @@
-"""How single things are put back: a container's content, a tensor, an array, an iterator."""
+"""How single things are put back: a container's content, a tensor, an iterator."""
 
 from __future__ import annotations
 
@@ -12,70 +12,59 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 MISSING = object()
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a parameter
+CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, bytearray)
+
+
+def _kind_of(one: Any) -> Any:
+    if type(one) in CONTAINERS:
+        return type(one)
+    return next(kind for kind in CONTAINERS if isinstance(one, kind))
 
 
 def copy_of(one: Any) -> Any:
-    """Return a shallow copy of a list, dict, set, deque or bytearray, past what a subclass does."""
-    if isinstance(one, collections.OrderedDict):
-        return collections.OrderedDict(one)
-    if isinstance(one, collections.deque):
-        return collections.deque(one, one.maxlen)
-    kind: Any = next(kind for kind in (list, dict, set, bytearray) if isinstance(one, kind))
-    return kind.copy(one)
+    """Return a shallow copy of a container, past what a subclass does."""
+    kind = _kind_of(one)
+    calls_subclass = kind in (collections.OrderedDict, collections.deque)
+    return kind(one) if calls_subclass else kind.copy(one)
 
 
-def holds_same(one: Any, was: Any) -> bool:
-    """Return True if two containers of one kind hold the same objects in the same order."""
+def content_of(one: Any) -> list[Any]:
+    """Return what a container holds, past what a subclass does; keys and values in turn."""
+    kind = _kind_of(one)
+    return [*itertools.chain(*kind.items(one))] if isinstance(one, dict) else [*kind.__iter__(one)]
+
+
+def refill(one: Any, content: list[Any]) -> None:
+    """Give a container its old content, if it holds another."""
+    now, kind = content_of(one), _kind_of(one)
+    if len(now) == len(content) and all(map(operator.is_, now, content)):
+        return
+    kind.clear(one)
     if isinstance(one, dict):
-        kind: Any = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
-        if len(one) != len(was) or not all(map(operator.is_, kind.keys(one), kind.keys(was))):
-            return False
-        return all(dict.get(one, key, MISSING) is value for key, value in dict.items(was))
-    if isinstance(one, (set, bytearray)):
-        return bool(one == was)
-    base: Any = list if isinstance(one, list) else collections.deque
-    return base.__len__(one) == len(was) and all(map(operator.is_, base.__iter__(one), was))
-
-
-def refill(one: Any, was: Any) -> None:
-    """Give a container its old content."""
-    if isinstance(one, dict):
-        kind: Any = collections.OrderedDict if isinstance(was, collections.OrderedDict) else dict
-        kind.clear(one)
-        for key, value in was.items():
+        for key, value in zip(content[::2], content[1::2], strict=True):
             kind.__setitem__(one, key, value)
-    elif isinstance(one, set):
-        set.clear(one)
-        set.update(one, was)
-    elif isinstance(one, collections.deque):
-        collections.deque.clear(one)
-        collections.deque.extend(one, was)
     else:
-        type(was).__setitem__(one, slice(None), was)
+        (kind.update if kind is set else kind.extend)(one, content)
+
+
+def value_at(get: Callable[[Any], Any], place: Any) -> Any:
+    """Return what lies in a place, `MISSING` for nothing."""
+    try:
+        return get(place)
+    except (AttributeError, KeyError, ValueError):  # of a slot, a dict, a cell
+        return MISSING
 
 
 def slots_of(kind: type) -> list[Any]:
     """Return the descriptors of a class's slots, inherited ones included."""
-    return [
-        value
-        for base in kind.__mro__
-        if "__slots__" in vars(base)
-        for value in vars(base).values()
-        if isinstance(value, types.MemberDescriptorType)
-    ]
-
-
-def slot_value(slot: Any, one: Any) -> Any:
-    """Return what a slot of an object holds, `MISSING` for nothing."""
-    try:
-        return slot.__get__(one)
-    except AttributeError:
-        return MISSING
+    bases = [base for base in kind.__mro__ if "__slots__" in vars(base)]
+    values = [value for base in bases for value in vars(base).values()]
+    return [one for one in values if isinstance(one, types.MemberDescriptorType)]
 
 
 def tensor_putter(one: Tensor) -> Callable[[], None]:
@@ -102,26 +91,21 @@ def tensor_putter(one: Tensor) -> Callable[[], None]:
             alias.copy_(value)
         if version is not None:
             version.__exit__(None, None, None)
-        if one.requires_grad != flag and one.is_leaf:
+        if one.is_leaf:
             one.requires_grad_(flag)
-        if one.is_leaf and one.grad is not grad:
-            one.grad = grad
+            if one.grad is not grad:
+                one.grad = grad
         for name, were in hooks.items():
-            now = getattr(one, name, None)
-            if now is not None and now != were:
+            if (now := getattr(one, name, None)) is not None:
                 now.clear()
                 now.update(were)
 
     return put
 
 
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
 def _place(one: Tensor) -> tuple[Any, ...]:
-    if one.layout != torch.strided:
-        return one.dtype, one.shape, one.layout
-    return one.dtype, one.shape, one.layout, one.data_ptr(), one.stride()
+    strided = one.layout == torch.strided
+    return one.dtype, one.shape, one.layout, *((one.data_ptr(), one.stride()) if strided else ())
 
 
 def _same_numbers(one: Tensor, other: Tensor) -> bool:
@@ -129,22 +113,6 @@ def _same_numbers(one: Tensor, other: Tensor) -> bool:
         return torch.equal(one, other)
     except (RuntimeError, NotImplementedError):
         return False
-
-
-def array_putter(one: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Return what gives an array its numbers, its shape and its flag back."""
-    value, shape, writeable = one.copy(), one.shape, one.flags.writeable
-
-    def put() -> None:
-        if one.shape != shape:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # since NumPy 2.5
-                one.shape = shape
-        if writeable:
-            one.flags.writeable = True
-            np.copyto(one, value)
-
-    return put
 
 
 def duplicate(one: Any) -> Any:
@@ -183,7 +151,9 @@ def position_of(one: Any) -> Any:
         values = {k: v if isinstance(v, plain) else id(v) for k, v in frame.f_locals.items()}
         return frame.f_lasti, values, position_of(one.gi_yieldfrom)
     length = getattr(one, "__length_hint__", lambda: None)()
-    inside = [position_of(part) for part in gc.get_referents(one) if hasattr(type(part), "__next__")]
+    inside = [
+        position_of(part) for part in gc.get_referents(one) if hasattr(type(part), "__next__")
+    ]
     return length, getattr(one, "_num_yielded", None), inside
 
 

@@ -1,4 +1,4 @@
-"""Run a step for one update under an observer: from the beginning or from where it stands, at any loss scale, again and again."""
+"""Run a step for one update under an observer, from anywhere, at any scale, again and again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ from amp_course.checking.explain import is_readers, where
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.rules.exceptions import described
-from amp_course.watching.calling import BatchError, arguments_for, cloned, fitting_ways, lengths_of, size_of
-from amp_course.watching.observer import Observer
+from amp_course.watching.calling import (
+    BatchError,
+    arguments_for,
+    cloned,
+    fitting_ways,
+    lengths_of,
+    size_of,
+)
+from amp_course.watching.observer import Observer, highest_rate
 from amp_course.watching.records import Meddling, Region, Training, Update
 
 PATIENCE = 8  # groups of batches in which every optimizer has to step at least once
@@ -57,24 +64,16 @@ class Runner:
 
     @property
     def optimizers(self) -> range:
-        """The numbers of the optimizers."""
         return range(len(self.training.optimizers))
 
     def rates(self) -> list[float]:
-        """Return the highest learning rate of each optimizer."""
-        groups = (one.param_groups for one in self.training.optimizers)
-        return [max((float(g.get("lr", 1.0)) for g in found), default=1.0) for found in groups]
-
-    def which(self, number: int) -> int | None:
-        """Return the number of an optimizer to tell in a finding: none if there is only one."""
-        return number if len(self.optimizers) > 1 else None
+        return list(map(highest_rate, self.training.optimizers))
 
     def scale_of(self, number: int) -> float:
         """The loss scale of an optimizer: that of the scaler that steps it; 1 without one."""
         return self.scales[self.owners.get(number, 0)] if self.scales else 1.0
 
     def batch(self, call: int) -> Any:
-        """Return the batch of a call in an update."""
         group, place = divmod(call, len(self.groups[0]))
         return self.groups[group % len(self.groups)][place]
 
@@ -84,41 +83,41 @@ class Runner:
         return all(len(lengths_of(batch)) <= 1 for group in self.groups for batch in group)
 
     def size(self, call: int) -> int:
-        """Return the number of examples of a call's batch."""
         return size_of(self.batch(call))
 
     def restart(self, scales: Sequence[float] | None = None) -> None:
         """Go back to the beginning, with no gradients, and other loss scales if they are given."""
-        self.snapshot.restore(last=False)
+        self.snapshot.restore()
         with torch.no_grad():
-            for slot in self.training.slots:
-                for p in slot.parameters:
-                    if p.grad is not None:
-                        p.grad.zero_()
+            for p in self.training.parameters:
+                if p.grad is not None:
+                    p.grad.zero_()
         self.training.set_scales(self.scales if scales is None else scales)
 
-    def repeat(self, meddling: Meddling | None = None, scales: Sequence[float] | None = None) -> Update:
-        """Run the first update again."""
+    def repeat(
+        self, meddling: Meddling | None = None, scales: Sequence[float] | None = None
+    ) -> Update:
         self.restart(scales)
         return self.update(meddling=meddling)
 
     def calls_the_model(self) -> bool:
         """Run the first update again, and tell whether the step calls a layer of the models."""
-        layers = {module for model in self.training.models for module in model.modules()}
+        layers = self.training.current_modes()
         called: list[nn.Module] = []
-        hook = register_module_forward_pre_hook(lambda module, _: called.append(module) if module in layers else None)
+        hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
         try:
             self.repeat()
         finally:
             hook.remove()
-        return bool(called)
+        return any(one in layers for one in called)
 
     def swallowed(self) -> str:
-        """Run the first update again; return the last exception that the step itself caught, in words, or ""."""
+        """Run the first update again; return the last exception that the step caught, or ""."""
         caught: list[BaseException] = []
 
         def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
-            if event == "exception" and isinstance(arg[1], Exception) and not isinstance(arg[1], StopIteration):
+            raised = event == "exception" and isinstance(arg[1], Exception)
+            if raised and not isinstance(arg[1], StopIteration):
                 caught.append(arg[1])
             return trace if is_readers(frame.f_code.co_filename) else None
 
@@ -131,7 +130,6 @@ class Runner:
         return described(caught[-1]) + where(caught[-1]) if caught and update.error is None else ""
 
     def following(self, until: Sequence[int] = ()) -> Update:
-        """Run the update after the first one."""
         begin = self.window % len(self.groups)
         return self.update([*self.groups[begin:], *self.groups[:begin]], until=until)
 
@@ -143,29 +141,28 @@ class Runner:
         look_closely: bool = False,
         until: Sequence[int] = (),
     ) -> Update:
-        """Run one update from where the training stands, or groups `until` these optimizers have stepped.
+        """Run one update from the current state, or groups `until` these optimizers have stepped.
 
         look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
         """
         groups = groups or self.groups
         observer = Observer(self.training, meddling, graphs=look_closely)
-        update, number = observer.update, 0
-        with warnings.catch_warnings(), sandbox():
-            warnings.simplefilter("ignore")  # the scheduler's warning about its order is judged, not shown
-            with observer:
-                for n in range(max(PATIENCE, self.window) if until else self.window):
-                    group = groups[n % len(groups)]
-                    for place, batch in enumerate(group):
-                        if look_closely:
-                            self._reference(observer, batch)
-                        self._call(observer, number, batch, place == len(group) - 1)
-                        number += 1
-                        if update.error is not None or update.left_open:
-                            break
-                    if update.error is not None or update.left_open:
+        update = observer.update
+        most = max(PATIENCE, self.window) if until else self.window
+        with warnings.catch_warnings(), sandbox(), observer:
+            warnings.simplefilter("ignore")  # the scheduler's, of its order, is judged, not shown
+            for n in range(most):
+                group = groups[n % len(groups)]
+                for place, batch in enumerate(group):
+                    if look_closely:
+                        self._reference(observer, batch)
+                    self._call(observer, batch, place == len(group) - 1)
+                    stopped = update.error is not None or update.left_open
+                    if stopped:
                         break
-                    if until and (all(update.steps(i) for i in until) or not update.finite):
-                        break
+                done = not update.finite or all(update.steps(i) for i in until)
+                if stopped or (until and done):
+                    break
         self._strangers = observer.strangers
         return update
 
@@ -173,32 +170,33 @@ class Runner:
         update = observer.update
         if self.training.loss is None or update.reference_error:
             return
-        kept = Snapshot(
-            self.training.models, {"the loss": self.training.loss}
-        )  # what the loss moves is not the step's doing
+        # What the loss moves is not the step's doing.
+        kept = Snapshot(self.training.models, {"the loss": self.training.loss})
         observer.paused = True
+        why = ""
         try:
             update.references.append(within(self.seconds, lambda: reference(self.training, batch)))
         except TimeUp:
-            update.reference_error = f"the fp32 `loss` did not finish within {self.seconds:g} seconds"
+            why = f" did not finish within {self.seconds:g} seconds"
         except BadLoss as error:
-            update.reference_error = f"the fp32 `loss` {error}"
+            why = f" {error}"
         except BatchError as error:
-            update.reference_error = f"the fp32 `loss` does not take what the step takes, after the model: {error}"
+            why = f" does not take what the step takes, after the model: {error}"
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            update.reference_error = f"the fp32 `loss`, called as `loss(model, *batch)`, raised {said}"
+            why = f", called as `loss(model, *batch)`, raised {said}"
         finally:
             observer.paused = False
             kept.restore()
+        update.reference_error = why and f"the fp32 `loss`{why}"
 
-    def _call(self, observer: Observer, number: int, batch: Any, last: bool) -> None:
+    def _call(self, observer: Observer, batch: Any, last: bool) -> None:
         update, training = observer.update, self.training
-        observer.next_call(number)
-        before = torch.is_autocast_enabled(training.device_type)
+        observer.next_call(update.calls)
+        before, step = torch.is_autocast_enabled(training.device_type), training.train_step
         try:
-            args, kwargs = arguments_for(training.train_step, cloned(batch), way=self._way, **self._hint(last))
-            update.returned = type(within(self.seconds, lambda: training.train_step(*args, **kwargs))).__name__
+            args, kwargs = arguments_for(step, cloned(batch), way=self._way, **self._hint(last))
+            update.returned = type(within(self.seconds, lambda: step(*args, **kwargs))).__name__
         except (Exception, SystemExit) as error:
             update.error = error
         finally:
@@ -210,13 +208,13 @@ class Runner:
     # ---- the first update ----
 
     def first(self) -> Update:
-        """Run the first update, at the step's own loss scale or the highest below it that does not overflow."""
+        """Run the first update, at the step's scale or the highest below that does not overflow."""
         self.given = list(self.training.scalers)
         self.scales = own = self.training.scales()
         left = len(self.groups) - 1
         while True:
             self.restart()
-            modes = {module: module.training for model in self.training.models for module in model.modules()}
+            modes = self.training.current_modes()
             update = self.update(look_closely=True, until=self.optimizers)
             self.window = max(update.calls // self.accumulate, 1)
             if self._calls_otherwise(update) or self._sets_modes(modes, update.modes):
@@ -232,12 +230,13 @@ class Runner:
                 self.groups, self.scales = [*self.groups[1:], self.groups[0]], own
             else:
                 break
-        self.owners = {call.number: call.scaler for call in update.called("scaler.step") if call.scaler >= 0}
+        calls = update.called("scaler.step")
+        self.owners = {call.number: call.scaler for call in calls if call.scaler >= 0}
         self.dtypes = {dtype for one in update.backwards for dtype in one.graph.low}
         return update
 
     def _calls_otherwise(self, update: Update) -> bool:
-        """Call the step with the batch as one argument from now on, if it takes that too and did nothing but raise."""
+        """Pass the batch as one argument from now on, if the step takes that and just raised."""
         begun = any(not isinstance(event, Region) for event in update.events)
         if update.error is None or begun or self._way:
             return False
@@ -246,9 +245,9 @@ class Runner:
         self._way = 1
         return True
 
-    def _sets_modes(self, before: dict[nn.Module, bool], at_backward: dict[nn.Module, bool]) -> bool:
-        """Note that the step calls `model.train()` or the like: so has the fp32 loss to be computed."""
-        changed = {module: mode for module, mode in at_backward.items() if before.get(module, mode) != mode}
+    def _sets_modes(self, before: dict[nn.Module, bool], then: dict[nn.Module, bool]) -> bool:
+        """Note that the step calls `model.train()`, say: so has the loss to be computed."""
+        changed = {one: mode for one, mode in then.items() if before.get(one, mode) != mode}
         if not changed or self.training.modes:
             return False
         self.training.modes = changed

@@ -29,13 +29,10 @@ from amp_course.checking.limit import PATIENCE, within
 from amp_course.checking.mistakes import Mistake
 from amp_course.checking.outcome import Wrong
 from amp_course.checking.sandbox import Sandbox, sandbox
-from amp_course.checking.state.torch_autograd import TORCH_AUTOGRAD
-from amp_course.checking.state.torch_modes import TORCH_MODES
-from amp_course.checking.state.torch_settings import TORCH_SETTINGS
+from amp_course.checking.state import TORCH
 from amp_course.checking.workplace import workplace
 from amp_course.kit.random_state import random_state, set_random_state
 
-_OURS = (*TORCH_MODES, *TORCH_AUTOGRAD, *TORCH_SETTINGS)  # what the course's own answers and mistakes may leave changed
 _RAISED, _REFUSED = "raised", "refused"
 
 REMEMBERS = "remembers an earlier call"
@@ -112,7 +109,7 @@ class Judge:
         """
         seed = secrets.randbits(31)
         right = self.turns(self.right, seed)
-        with sandbox(_OURS):
+        with sandbox(TORCH):
             torch.manual_seed(seed)  # outside the inner sandbox, which would take it for the answer's doing
             with workplace(), sandbox() as found:
                 mine = within(seconds, lambda: list(self._turns(answer, seed)), PATIENCE)
@@ -171,7 +168,7 @@ class Judge:
         return self._turns_of_ours(mistake.made_of(self.right), seed)
 
     def _turns_of_ours(self, answer: Any, seed: int) -> Generator[Turn]:
-        with sandbox(_OURS):
+        with sandbox(TORCH):
             torch.manual_seed(seed)
             yield from self._turns(answer, seed)
 

@@ -1,9 +1,9 @@
 """Stop code that does not end: a time limit for the reader's answers.
 
 In the main thread of a Unix process an interval timer interrupts Python code and blocking calls such as
-`time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at the next bytecode;
-a loop that sleeps and swallows every exception is not stopped there. A single long call into C, say one
-enormous matmul or `sum(itertools.count())`, cannot be stopped at all: it ends when it returns, or with the kernel.
+`time.sleep`. Elsewhere (Windows, other threads) a watchdog thread raises the exception at the next bytecode.
+A single long call into C, say one enormous matmul or `sum(itertools.count())`, cannot be stopped at all: it ends when
+it returns, or with the kernel. So do loops in several nested `try` that catch everything.
 
 A library that is being imported may finish: one that was stopped half way could not be imported again in this process.
 """
@@ -28,7 +28,6 @@ T = TypeVar("T")
 _AGAIN = 0.1  # seconds that the code has for leaving, before it counts as having swallowed the first attempt
 _LEAVING = 2.0  # seconds that the code has for leaving after Ctrl-C
 _INSIST = 0.003  # seconds between further attempts
-_STEPS = 200  # bytecodes between two attempts, at most
 PATIENCE = 3.0  # times its limit that a check lets an answer wait for its turn on a busy machine
 _IMPORT = 60.0  # seconds past the limit that the import of a library may take
 
@@ -93,7 +92,7 @@ def _ring_soon() -> None:
 
 def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     armed, shots, late = False, 0, TimeUp()
-    outermost, old, handled = sys._getframe(), (sys.gettrace(), sys.getprofile()), sys.exception()
+    outermost, handled = sys._getframe(), sys.exception()
 
     def spared(frame: FrameType | None) -> bool:
         return not armed or clock.has_time() or (_imports_library(frame, outermost) and clock.may_import())
@@ -105,9 +104,8 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
         shots += 1
         if shots == 1:
             raise late
-        # It was swallowed, and this one may be too: others follow, after one bytecode more each time.
-        signal.setitimer(signal.ITIMER_REAL, _INSIST, _INSIST)
-        _follow(frame, outermost, (shots - 2) % _STEPS, spared)
+        # It was swallowed, and this one may be too: others follow at once, until one hits between two `try`.
+        signal.setitimer(signal.ITIMER_REAL, _odd_moment(shots), _INSIST)
         raise TimeUp
 
     old_handler = signal.signal(signal.SIGALRM, ring)
@@ -123,8 +121,6 @@ def _by_timer(clock: _Clock, work: Callable[[], T]) -> T:
     armed = False  # subtle: Python delivers no signal between the end of the work and this store
     set_hurry(old_hurry)
     if shots > 1:
-        sys.settrace(old[0])
-        sys.setprofile(old[1])
         _set_handled(handled)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, old_handler or signal.SIG_DFL)  # None: a handler that Python did not set
@@ -145,42 +141,6 @@ def _set_handled(error: BaseException | None) -> None:
     """Tell Python which exception is being handled: one that is raised in the last bytecodes of an `except` stays so for ever."""
     if sys.exception() is not error:
         ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(error))
-
-
-def _follow(
-    frame: FrameType | None, outermost: FrameType, steps: int, spared: Callable[[FrameType | None], bool]
-) -> None:
-    """Raise TimeUp once more, `steps` bytecodes after the code that `outermost` has called caught the one before.
-
-    The first bytecode is that of an `except` or `finally`, and what is raised there leaves its `try` statement; a later one
-    may lie between two of them. Python ends the tracing as it raises, so the profiler takes over until the next call.
-    """
-    left = steps
-
-    def next_bytecode(frame: FrameType, event: str, _: object) -> None:
-        nonlocal left
-        left -= event in ("line", "opcode")
-        if left >= 0:
-            return
-        if spared(frame):
-            sys.settrace(None)
-            return
-        sys.setprofile(next_call)
-        raise TimeUp
-
-    def next_call(frame: FrameType, event: str, _: object) -> None:
-        if event not in ("call", "c_call"):
-            return
-        if spared(frame):
-            sys.setprofile(None)
-            return
-        _follow(frame, outermost, steps, spared)
-        raise TimeUp
-
-    while frame is not None and frame is not outermost:
-        frame.f_trace, frame.f_trace_opcodes = next_bytecode, True  # before `settrace`, which else leaves out bytecodes
-        frame = frame.f_back
-    sys.settrace(next_bytecode)
 
 
 def _odd_moment(shots: int) -> float:

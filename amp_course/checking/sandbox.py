@@ -22,14 +22,10 @@ _UNKNOWN = object()  # of a state that cannot be read
 
 @dataclass
 class Sandbox:
-    """What an answer left changed, as sentences: `leaks` are faults, `remarks` are worth knowing.
-
-    kept: names of what changed while a library was imported, and is not put back: the library may need it
-    """
+    """What an answer left changed, as sentences: `leaks` are faults, `remarks` are worth knowing."""
 
     leaks: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -46,10 +42,9 @@ def sandbox(items: Sequence[Item] | None = None) -> Iterator[Sandbox]:
             yield found
         finally:
             with held():
-                imported = not modules.issuperset(sys.modules)
-                _finishing(lambda: _put_back(before, random_before, found, imported))
+                _finishing(lambda: _put_back(before, random_before, found))
                 # A library that is imported for the first time may add filters: that is not the reader's doing.
-                if warnings.filters != filters and not imported:
+                if warnings.filters != filters and modules.issuperset(sys.modules):
                     found.remarks.append("your code changed the warning filters; they are as before again.")
 
 
@@ -60,9 +55,7 @@ def _read(get: Callable[[], Any]) -> Any:
         return _UNKNOWN
 
 
-def _put_back(
-    before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox, imported: bool
-) -> None:
+def _put_back(before: list[tuple[Item, Any]], random_before: RandomState | object, found: Sandbox) -> None:
     for item, was in before:
         if was is _UNKNOWN:
             continue
@@ -72,12 +65,9 @@ def _put_back(
             now = _UNKNOWN
         if now is UNCHANGED:
             continue
-        if item.libraries and imported:
-            found.kept.append(item.libraries)
-            continue
+        trouble = ""
         try:
-            item.put(was)  # before anything is said: until then even `len` may be the reader's
-            trouble = ""
+            item.put(was)
         except Exception as error:
             trouble = f". It could not be put back ({type(error).__name__}): restart the kernel."
         said = "your code left a state that cannot be read" if now is _UNKNOWN else item.tell(was, now)

@@ -1,4 +1,4 @@
-"""The catalogue of faults, read from faults.toml: every name that a tool of the course gives to a fault, with its fix.
+"""The catalogue of faults, faults.toml: every name that a tool of the course gives to one.
 
 A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothing here looks at a training.
 """
@@ -6,7 +6,7 @@ A rule makes a finding by its name: `finding("never-cleared", norm=3.5)`. Nothin
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -57,16 +57,16 @@ class Fault:
     section: str
     cause: str = ""
     code: str = ""
-    spoils: tuple[str, ...] = ()
-    consequence_of: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    spoils: Sequence[str] = ()
+    consequence_of: Sequence[str] = ()
+    aliases: Sequence[str] = ()
     grade: Grade = "fault"
     in_scripts: Grade = "fault"
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """Sentence and cause, without a full stop: "a step with inf was taken. The weights are NaN from then on"."""
+        """Sentence and cause: "a step with inf was taken. The weights are NaN from then on"."""
         return f"{self.sentence}. {self.cause[0].upper()}{self.cause[1:]}" if self.cause else self.sentence
 
     @property
@@ -83,27 +83,18 @@ def catalogue() -> dict[str, Fault]:
 
 
 def _fault(name: str, entry: dict[str, Any]) -> Fault:
-    plain = {key: _value(value) for key, value in entry.items() if not isinstance(value, dict)}
-    variants = {
-        key: {part: _value(text) for part, text in value.items()}
-        for key, value in entry.items()
-        if isinstance(value, dict)
-    }
-    return Fault(name, **plain, variants=variants)
+    variants = {key: entry.pop(key) for key in [*entry] if isinstance(entry[key], dict)}
+    return Fault(name, **entry, variants=variants)
 
 
-def _value(value: str | list[str]) -> Any:
-    return value.replace("\n", " ") if isinstance(value, str) else tuple(value)
+def current_name(name: str) -> str:
+    """Return what a fault is called now: "rate-too-high" → "diverges", "diverges" → "diverges"."""
+    return _aliases().get(name, name)
 
 
 @cache
 def _aliases() -> dict[str, str]:
     return {alias: one.name for one in catalogue().values() for alias in one.aliases}
-
-
-def current_name(name: str) -> str:
-    """Return what a fault is called now: "rate-too-high" → "diverges"; a name that is no alias is returned unchanged."""
-    return _aliases().get(name, name)
 
 
 def known(name: str) -> Fault:
@@ -125,8 +116,8 @@ def finding(name: str, cause: str = "", /, **evidence: float | int | str) -> Fin
         fault = replace(fault, **fault.variants[variant])  # type: ignore[arg-type]
     shown = {key.replace("micro_batch", "micro-batch").replace("_", " "): value for key, value in evidence.items()}
     return Finding(
-        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of, fault.spoils, place,
-        fault.grade,
+        fault.name, cause or fault.text, fault.fix, shown, fault.code, fault.section, fault.of, tuple(fault.spoils),
+        place, fault.grade,
     )  # fmt: skip
 
 
@@ -140,19 +131,20 @@ def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def ordered(found: Iterable[Finding], optimizers: int = 2) -> tuple[Finding, ...]:
-    """Do as `in_order`; each finding names all optimizers that it was found for, if there are several."""
-    merged: dict[str, Finding] = {}
-    for one in found:
-        first = merged.setdefault(one.name, one)
-        numbers = [str(each.evidence.get("optimizer", "")) for each in (first, one)]
-        if all(numbers) and numbers[1] not in numbers[0].split(" and "):
-            merged[one.name] = replace(first, evidence={**first.evidence, "optimizer": " and ".join(numbers)})
-    if optimizers > 1:
-        return in_order(merged.values())
-    return in_order(
-        replace(one, evidence={key: value for key, value in one.evidence.items() if key != "optimizer"})
-        for one in merged.values()
-    )
+    """Do as `in_order`; each finding names all optimizers, of several, that it was found for."""
+    found = tuple(found)
+    merged = []
+    for one in in_order(found):
+        evidence = dict(one.evidence)
+        if optimizers < 2:
+            evidence.pop("optimizer", None)
+        elif "optimizer" in evidence:
+            same = (other.evidence for other in found if other.name == one.name)
+            numbers = dict.fromkeys(str(each["optimizer"]) for each in same if "optimizer" in each)
+            if len(numbers) > 1:
+                evidence["optimizer"] = " and ".join(numbers)
+        merged.append(replace(one, evidence=evidence))
+    return tuple(merged)
 
 
 @cache
@@ -162,11 +154,11 @@ def _causes(name: str) -> frozenset[str]:
 
 
 def causes_of(one: Finding, found: Iterable[Finding]) -> list[str]:
-    """Return the names of those findings that explain this one by the catalogue, directly or through others."""
+    """Return the names of the findings that this one follows from, directly or through others."""
     return [other.name for other in found if other.name in _causes(one.name)]
 
 
 def without_consequences(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Leave out what follows from another finding: a scale that falls because gradients are never cleared, say."""
+    """Leave out what follows from another finding."""
     found = tuple(found)
     return tuple(one for one in found if not causes_of(one, found))

@@ -12,7 +12,7 @@ CLOSE = 0.02  # relative: what rounding may do to the length of a gradient of ma
 
 
 def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
-    """Return (factor, distance): gradient ≈ factor · reference, and how far off, relative to the gradient.
+    """Return (factor, distance): gradient ≈ factor · reference, and how far off, relatively.
 
     The distance is inf, and the factor NaN, if one of them is zero and the other is not, or one is not finite.
     """
@@ -30,7 +30,7 @@ def near(factor: float, wanted: float, close: float = CLOSE) -> bool:
 
 
 def mixture(gradient: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Return (weights, distance): gradient ≈ Σ weight · part, by least squares, and how far off, relative to the gradient.
+    """Return (weights, distance): gradient ≈ Σ weight · part, and how far off, relatively.
 
     The weights are NaN if the parts are so alike that they cannot be told.
     """

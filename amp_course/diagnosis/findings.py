@@ -1,16 +1,16 @@
-"""A finding: a fault that was found, with its place, the numbers that show it, and its fix; as text and as HTML."""
+"""A finding: a fault that was found, with the numbers that show it; as text and as HTML."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from amp_course.kit.markup import inline_html
 
 Evidence = dict[str, float | int | str]
-Grade = Literal["fault", "advice", "observation"]
+Grade = Literal["fault", "advice"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Finding:
         return replace(self, fix=self.fix.replace("{device}", device), code=self.code.replace("{device}", device))
 
     def lines(self) -> list[str]:
-        """Return "still-scaled: what is wrong.", "Where: …", "Fix: … `code`", "Measured: … (chapter 07, section 1)"."""
+        """Return "still-scaled: ….", "Where: …", "Fix: …: `code`", "Measured: …. (chapter 07, section 1)"."""
         lines = [f"{self.name}: {self.cause}."]
         if self.place:
             lines.append(f"Where: {self.place}")
@@ -54,6 +54,9 @@ class Finding:
 
     def __str__(self) -> str:
         return "\n    ".join(self.lines())
+
+
+Findings = Iterator[Finding]
 
 
 def finding_of(data: Mapping[str, Any]) -> Finding:
@@ -80,7 +83,7 @@ def section_text(section: str) -> str:
 
 
 def finding_html(one: Finding, sign: str = "✗") -> str:
-    """Return a finding as HTML, escaped: its name and what is wrong, the fix, and a table of what was measured."""
+    """Return a finding as HTML, escaped, with a table of what was measured."""
     place = f"<i>Where:</i> {inline_html(one.place)}<br>" if one.place else ""
     where = f" <small>({section_text(one.section)})</small>" if section_text(one.section) else ""
     return (

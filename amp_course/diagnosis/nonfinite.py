@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,18 +47,16 @@ class Nonfinite:
     @property
     def first(self) -> Birth | None:
         """The op that made the first inf or NaN that did harm; None if none did."""
-        harmful = [birth for birth in self.births if birth.harmful]
-        roots = {root.number: root for birth in harmful for root in birth.roots()}
-        return roots[min(roots)] if roots else None
+        return first_root(birth for birth in self.births if birth.harmful)
 
     def reached(self, birth: Birth) -> tuple[tuple[Sink, str], ...]:
-        """Return where a birth arrived, or what came of it: (kind, name), in the order in which that was seen."""
+        """Return where a birth arrived, or what came of it: (kind, name), in order."""
         places = [place for one in self.births if birth in one.roots() for place in one.reached]
         return tuple(dict.fromkeys(places))
 
     @property
     def caught(self) -> tuple[Birth, ...]:
-        """Those that got no further than a GradScaler, which skips the step: normal while it looks for its scale."""
+        """Those that got no further than a GradScaler: normal while it looks for its scale."""
         return tuple(birth for birth in self.births if birth.reached and not birth.harmful)
 
     @property
@@ -74,50 +72,49 @@ class Nonfinite:
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
-    def _lines(self) -> list[str]:
-        ran = f"{self.steps} step{'s' * (self.steps > 1)}"
-        lines = []
+    def _lines(self) -> Iterator[str]:
         made = [name for name in self.given if name.startswith(MADE)]
-        lines += [f"A{name[1:]}, holds inf or NaN." for name in made]
+        yield from (f"A{name[1:]}, holds inf or NaN." for name in made)
         if before := [name for name in self.given if name not in made]:
-            lines.append(f"There was inf or NaN before the step began, in {', '.join(before)}.")
+            yield f"There was inf or NaN before the step began, in {', '.join(before)}."
         first = self.first
         if first is not None:
-            lines += _told(first, self.reached(first))
+            yield from _told(first, self.reached(first))
         elif not self.given:
-            lines.append(f"No inf or NaN did harm in {ran}.")
+            yield f"No inf or NaN did harm in {self.steps} step{'s' * (self.steps > 1)}."
         if self.caught:
-            lines.append(
+            yield (
                 f"{len(self.caught)} overflow{'s' * (len(self.caught) > 1)} went no further than the GradScaler, which skips "
                 "such a step and lowers its scale. That is normal while it looks for its scale."
             )
         if self.buried:
-            lines.append(
-                "Made, but gone by the end: "
-                + "; ".join(map(str, self.buried[:3]))
-                + ". Masked on purpose, or an overflow that "
+            yield (
+                f"Made, but gone by the end: {'; '.join(map(str, self.buried[:3]))}. Masked on purpose, or an overflow that "
                 "became a wrong finite number, as x · rsqrt(inf) = 0 does: `compare_precisions` tells."
             )
-        lines += [f"Not put back: `{name}` {why}." for name, why in self.not_put_back]
+        yield from (f"Not put back: `{name}` {why}." for name, why in self.not_put_back)
         if self.compiled:
-            lines.append(COMPILED)
-        return lines
+            yield COMPILED
 
 
-def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> list[str]:
-    lines = [f"Step {birth.step}, {birth.phase}: {birth}."]
+def first_root(births: Iterable[Birth]) -> Birth | None:
+    """Return the first of the ops without which these would not have happened."""
+    return min((root for one in births for root in one.roots()), key=lambda root: root.number, default=None)
+
+
+def _told(birth: Birth, reached: Sequence[tuple[Sink, str]]) -> Iterator[str]:
+    yield f"Step {birth.step}, {birth.phase}: {birth}."
     if birth.line is not None:
-        lines.append(f"  It was called in {birth.line}.")
+        yield f"  It was called in {birth.line}."
     if birth.forward is not None:
-        lines.append(f"  Its forward op is in {birth.forward}.")
+        yield f"  Its forward op is in {birth.forward}."
     if birth.tensor:
-        lines.append(f"  It wrote to {birth.tensor}.")
+        yield f"  It wrote to {birth.tensor}."
     if reached:
         where = [name if kind in ("loss", "output", "scaler") else f"the {kind} of {name}" if kind == "gradient" else
                  f"the {kind} {name}" for kind, name in reached]  # fmt: skip
-        lines.append(f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}.")
+        yield f"  It reached {', '.join(where[:4])}{' and more' if len(where) > 4 else ''}."
     if birth.before:
         rows = [["op", "in", "phase", "dtype", "largest"]]
         rows += [[f.op, f.module or "-", f.phase, f.dtype, f"{f.largest:.4g}"] for f in birth.before]
-        lines += ["", "What ran before:", text_table(rows, right=["largest"])]
-    return lines
+        yield f"\nWhat ran before:\n{text_table(rows, right=['largest'])}"

@@ -1,10 +1,9 @@
-"""The one report of the audit, the doctor and the clinic: what was found, checked and not checked; as text, HTML and JSON."""
+"""The one report of the audit, the doctor and the clinic, as text, HTML and JSON."""
 
 from __future__ import annotations
 
 import html
 import json
-import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from amp_course.diagnosis.catalogue import BEHAVIOURS, TRAINING, causes_of, without_consequences
 from amp_course.diagnosis.findings import Finding, evidence_text, finding_html, pairs_html
-from amp_course.kit.markup import inline_html, plain_text
+from amp_course.kit.markup import inline_html, plain_text, without_codes
 
 State = Literal["clean", "fault", "could not run", "too little seen", "not judged"]
 EXIT_CODES: dict[State, int] = {"clean": 0, "fault": 1, "could not run": 2, "too little seen": 2, "not judged": 2}
@@ -21,7 +20,6 @@ _MAKES_THE_GRADIENT = {"clearing", "clipping", "loss scale", "accumulation"}
 _IS_THE_GRADIENT = {"accumulation", "gradient", "shorter last group", "unequal micro-batches"}
 _OF_ALL = {"", "checkpoint", "recomputation"}  # with a fault of one of these, nothing is called right
 _WIDTH = 100
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")  # colours, titles
 _PAGE = (
     "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     "<title>{title}</title><style>:root{{color-scheme:light dark}}body{{font:16px/1.5 sans-serif;max-width:46rem;"
@@ -68,14 +66,10 @@ class Report:
     def __post_init__(self) -> None:
         found = [one.on(self.device) for one in (*self.findings, *self.consequences)]
         faults = without_consequences(found)
-        changed = {
-            "findings": faults,
-            "consequences": tuple(one for one in found if one not in faults),
-            "advice": tuple(one.on(self.device) for one in self.advice),
-            "output": tuple(map(_plain_line, self.output)),
-        }
-        for name, value in changed.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "findings", faults)
+        object.__setattr__(self, "consequences", tuple(one for one in found if one not in faults))
+        object.__setattr__(self, "advice", tuple(one.on(self.device) for one in self.advice))
+        object.__setattr__(self, "output", tuple(map(_plain_line, self.output)))
 
     @property
     def state(self) -> State:
@@ -108,7 +102,7 @@ class Report:
 
     @property
     def right(self) -> tuple[str, ...]:
-        """The behaviours that were judged as a whole and found right, and of which no fault leaves a doubt."""
+        """The behaviours that were judged and of which no fault leaves a doubt."""
         found = (*self.findings, *self.consequences)
         wrong = {one.behaviour for one in found}
         unsaid = wrong.union(dict(self.not_checked), *(one.spoils for one in found))
@@ -123,40 +117,24 @@ class Report:
     @property
     def head(self) -> str:
         """The verdict in a line."""
+        capital = "The" + self.subject[3:] if self.subject.startswith("the ") else self.subject
         return {
             "fault": f"{count(len(self.findings), 'fault')} found in {self.subject}",
-            "could not run": f"{_capital(self.subject)} could not be examined",
+            "could not run": f"{capital} could not be examined",
             "too little seen": f"Too little was seen of {self.subject} to judge it",
-            "not judged": f"{_capital(self.subject)} was not judged",
+            "not judged": f"{capital} was not judged",
             "clean": f"No fault found in {self.subject}",
         }[self.state]
 
     def following(self, one: Finding) -> tuple[Finding, ...]:
-        """Return the consequences that are listed below a fault: those of which it is the first cause."""
+        """Return the consequences of which a fault is the first cause."""
         return tuple(other for other in self.consequences if causes_of(other, self.findings)[:1] == [one.name])
 
-    def __str__(self) -> str:
-        lines = [self.head, *_wrapped(self.problem, "  "), *_wrapped(self.too_little, "  ")]
-        for number, one in enumerate(self.findings, 1):
-            lines += ["", *_finding_lines(one, f"{number}. ")]
-            for other in self.following(one):
-                lines += _wrapped(_consequence(other), "   ", "      ")
-        if self.advice:
-            lines += ["", "Advice (not counted as faults):"]
-            for one in self.advice:
-                lines += _finding_lines(one, "-  ")
-        if self.facts:
-            width = max(len(name) for name, _ in self.facts)
-            lines += ["", "Seen:", *(f"   {name:<{width}}  {text}" for name, text in self.facts)]
-        for title, texts in self._lists():
-            lines += ["", f"{title}:"]
-            for text in texts:
-                lines += _wrapped(text, "   ", "      ")
-        if self.output:
-            lines += ["", "The last lines it printed:", *(f"   | {line}" for line in self.output)]
-        return plain_text("\n".join(lines))
-
-    __repr__ = __str__
+    def _below(self, one: Finding) -> list[str]:
+        return [
+            f"Follows from it: {other.name}" + (f" ({evidence_text(other.evidence)})" if other.evidence else "")
+            for other in self.following(one)
+        ]
 
     def _lists(self) -> list[tuple[str, list[str]]]:
         lists = [
@@ -167,6 +145,25 @@ class Report:
         ]
         return [(title, texts) for title, texts in lists if texts]
 
+    def __str__(self) -> str:
+        lines = [self.head, *_wrapped(self.problem, "  ", "  "), *_wrapped(self.too_little, "  ", "  ")]
+        for number, one in enumerate(self.findings, 1):
+            lines += ["", *_finding_lines(one, f"{number}. ")]
+            lines += [line for text in self._below(one) for line in _wrapped(text)]
+        if self.advice:
+            lines += ["", "Advice (not counted as faults):"]
+            lines += [line for one in self.advice for line in _finding_lines(one, "-  ")]
+        if self.facts:
+            width = max(len(name) for name, _ in self.facts)
+            lines += ["", "Seen:", *(f"   {name:<{width}}  {text}" for name, text in self.facts)]
+        for title, texts in self._lists():
+            lines += ["", f"{title}:", *(line for text in texts for line in _wrapped(text))]
+        if self.output:
+            lines += ["", "The last lines it printed:", *(f"   | {line}" for line in self.output)]
+        return plain_text("\n".join(lines))
+
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         sign = {"clean": "✓ ", "fault": ""}.get(self.state, "– ")
         return f"<p><b>{sign}{html.escape(self.head)}.</b></p>{self._body()}"
@@ -174,8 +171,8 @@ class Report:
     def _body(self) -> str:
         parts = [f"<p>{inline_html(text)}</p>" for text in (self.problem, self.too_little) if text]
         for number, one in enumerate(self.findings, 1):
-            parts.append(finding_html(one, f"✗ {number}."))
-            parts += [f"<p>{inline_html(_consequence(other))}</p>" for other in self.following(one)]
+            below = [f"<p>{inline_html(text)}</p>" for text in self._below(one)]
+            parts += [finding_html(one, f"✗ {number}."), *below]
         if self.advice:
             parts += ["<p><b>Advice</b> (not counted as faults):</p>", *(finding_html(one, "→") for one in self.advice)]
         if self.facts:
@@ -217,32 +214,19 @@ class Report:
 
 def _plain_line(line: str) -> str:
     """Return what a terminal shows of a line: no colours, and of a progress bar its last state."""
-    return _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
-
-
-def _consequence(one: Finding) -> str:
-    measured = f" ({evidence_text(one.evidence)})" if one.evidence else ""
-    return f"Follows from it: {one.name}{measured}"
+    return without_codes(line).rstrip("\r").rpartition("\r")[2]
 
 
 def _finding_lines(one: Finding, first: str) -> list[str]:
     head, *rest = one.lines()
-    lines = _wrapped(head, first, "   ")
-    for line in rest:
-        lines += _wrapped(line, "   ", "      ")
-    return lines
+    return [*_wrapped(head, first, "   "), *(part for line in rest for part in _wrapped(line))]
 
 
-def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+def _wrapped(text: str, first: str = "   ", rest: str = "      ") -> list[str]:
     """Break a text into lines that fit a terminal."""
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=first if rest is None else rest, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
-
-
-def _capital(text: str) -> str:
-    return "The" + text[3:] if text.startswith("the ") else text
+        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def count(number: int, what: str) -> str:

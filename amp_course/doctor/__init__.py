@@ -1,4 +1,4 @@
-"""The doctor: runs a training step or a whole script, and says what is wrong with it, by what it does and with numbers."""
+"""The doctor: runs a training step or a whole script, and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULES = {"Report": "diagnosis.report", "doctor": "doctor.own_step", "examine_
 
 
 def __getattr__(name: str) -> Any:
-    """Import each public name on demand: the processes of an examined script need none, and would wait half a second."""
+    """Import each on demand: the processes of a script need none, and would wait half a second."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"amp_course.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The command `amp-course doctor`: examine a script, print the page, and write it as HTML where that is asked for."""
+"""The command `amp-course doctor`: examine a script, print what was found, write a page."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ def examine(
             raise CourseError(f"{page} already exists: choose another name, or add --force to replace it.")
         if not page.parent.is_dir():
             raise CourseError(f"there is no folder {page.parent} to write {page.name} into: make it first.")
-    shows = sys.stderr.isatty()
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    code, found = 130, None
     try:
-        diagnosis = examine_script(
+        found = examine_script(
             script, args, module=module, steps=steps, seconds=seconds, keep_files=keep_files, ranks=ranks,
-            progress=_progress(steps) if shows else None,
+            progress=_progress(steps) if clear else None,
         )  # fmt: skip
+        code = found.exit_code
     except KeyboardInterrupt as error:
-        seen = getattr(error, "report", None)
-        if seen is not None:
-            print("\r\x1b[K" * shows, end="", file=sys.stderr, flush=True)
-            print(seen.to_json() if as_json else seen)
-        print("\r\x1b[K" * shows + (_INTERRUPTED.split(",")[0] + "." if keep_files else _INTERRUPTED), file=sys.stderr)
-        return 130
-    if shows:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    print(diagnosis.to_json() if as_json else diagnosis)
-    if page is not None:
-        write_text(page, diagnosis.to_html())
-    return diagnosis.exit_code
+        found = getattr(error, "report", None)
+    print(clear, end="", file=sys.stderr, flush=True)
+    if found is not None:
+        print(found.to_json() if as_json else found)
+    if code == 130:
+        print(_INTERRUPTED.split(",")[0] + "." if keep_files else _INTERRUPTED, file=sys.stderr)
+    elif page is not None and found is not None:
+        write_text(page, found.to_html())
+    return code
 
 
 def _progress(steps: int) -> Callable[[int], None]:

@@ -1,7 +1,6 @@
 """What runs inside the process that trains: install it before the script, and it writes what it found to a file.
 
-Models, optimizers, scalers and autocast regions are found as they are used. After some updates, or when its time is up, one
-update is given an inf; then the process ends. Nothing that the script computes is changed before that.
+After some updates one is given an inf; then the process ends. Nothing that the script computes is changed before that.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from amp_course.diagnosis.rules import errors
-from amp_course.diagnosis.rules.stress import poisoned_pass
-from amp_course.diagnosis.rules.updates import check_stress
-from amp_course.doctor.examiner import Examiner, Watchers
+from amp_course.diagnosis.rules.stress import check_stress, poisoned_pass
+from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.running import STOP
+from amp_course.doctor.watchers import Watchers
 from amp_course.watching import taps
 from amp_course.watching.records import Meddling, Update
 
@@ -80,7 +79,7 @@ class Examination(Examiner):
         training = self.seen.training
         if len(self.stress) == 2:
             plain, poisoned = self.stress
-            self.found += check_stress(plain, poisoned, update, training, len(plain.called("scheduler")))
+            self.found += check_stress(plain, poisoned, update, training)
             self.leave("steps")
         if self.stress:
             self.stress.append(update)
@@ -95,13 +94,14 @@ class Examination(Examiner):
         watch.look_at_weights()
         self.before = number, (list(watch.births), dict(watch.arrived), dict(watch.given))
         passes = [poisoned_pass(update, n, training) for n in range(len(training.optimizers))]
-        asked = [one for one in passes if one is not None]
-        if not asked or not update.called("scale") or not update.finite or not update.steps():
-            if number < 2 * self.steps and update.called("scale") and not update.finite:
-                return None  # one more: the scaler still looks for its scale
+        asked = frozenset(one for one in passes if one is not None)
+        scaled = bool(update.called("scale"))
+        if scaled and not update.finite and number < 2 * self.steps:
+            return None  # one more: the scaler still looks for its scale
+        if not asked or not scaled or not update.finite or not update.steps():
             self.leave("steps")
         self.stress.append(update)
-        return Meddling(poison=frozenset(asked))
+        return Meddling(poison=asked)
 
     # ---- the end ----
 
@@ -119,7 +119,7 @@ class Examination(Examiner):
         original(code)
 
     def leave(self, why: str) -> NoReturn:
-        """Write what was found, and end the process at once: no cleanup of the script runs, and nothing more of it is written."""
+        """Write what was found, and end the process at once, without the script's own cleanup."""
         self.finish(why)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -152,6 +152,6 @@ class Examination(Examiner):
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Tell whether the doctor itself raised an exception, not what it calls or a script's call with other arguments."""
+    """Return True if the doctor itself raised it, not what it calls, or a script's wrong call."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_PACKAGE) and frames[-1].name != "_pass_on"

@@ -1,4 +1,4 @@
-"""Put back the files that a script changed while it was examined, from what `Journal` copied and noted."""
+"""Put back the files that an examined script changed, from what `Journal` copied and noted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def put_back(folder: Path) -> tuple[list[str], list[str]]:
-    """Undo what a script did to files; return those that it had changed, and those that it had made."""
+    """Undo what a script did to files; return those that it had changed, those that it had made."""
     notes: dict[str, dict[str, str]] = {}
     for path in sorted((folder / "files").glob("*.notes"), key=lambda one: one.stat().st_mtime):
         for line in path.read_text("utf-8").splitlines():

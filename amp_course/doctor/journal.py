@@ -1,4 +1,4 @@
-"""Keep a script's hands off the reader's files: what it overwrites, removes or creates is copied first; see `files.put_back`.
+"""Copy a file before a script overwrites or removes it; `files.put_back` puts it back.
 
 Python reports each file that is opened for writing, renamed or removed; `torch.save`, which it does not report, is tapped. What
 a program writes by other means, or outside of the folders that are watched, is not noticed.
@@ -18,11 +18,14 @@ from typing import Any
 from amp_course.watching import taps
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Events → how many of their arguments are paths of what changes.
+_CHANGING = dict.fromkeys(("os.remove", "os.truncate", "os.mkdir", "os.rmdir", "sqlite3.connect"), 1)
+_CHANGING |= dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)
 _CACHES = {"__pycache__", ".cache", ".git"}
 
 
 class Journal:
-    """Copies files before they change. folder: where copies and notes go; within: the folders whose files are kept."""
+    """Copies files before they change. folder: for copies and notes; within: folders to watch."""
 
     def __init__(self, folder: Path, within: Iterable[Path]) -> None:
         self.folder = folder / "files"
@@ -48,18 +51,12 @@ class Journal:
             return
         if event == "open":
             path, mode, flags = args
-            writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
-                isinstance(flags, int) and flags & _WRITING
-            )
-            if writes:
+            writes = isinstance(mode, str) and set(mode) & set("wax+")
+            if writes or (isinstance(flags, int) and flags & _WRITING):
                 self.keep(path)
-        elif event in ("os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
-            self.keep(args[0])
-        elif event in ("os.rename", "os.link", "os.symlink"):
-            self.keep(args[0])
-            self.keep(args[1])
-        elif event == "sqlite3.connect":
-            self.keep(args[0])
+        elif event in _CHANGING:
+            for path in args[: _CHANGING[event]]:
+                self.keep(path)
         elif event == "shutil.rmtree":  # which removes what is inside by names that are relative to a folder
             for folder, _, files in os.walk(os.fsdecode(args[0])):
                 self.keep(folder)

@@ -1,4 +1,4 @@
-"""What the doctor says of the machine: what it is, and how fast the 16-bit formats are there that a training uses."""
+"""What the doctor says of the machine, and of the speed of 16-bit formats there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _support = functools.cache(dtype_support)
 
 
 def machine_facts(device: str, dtypes: Collection[str]) -> list[tuple[str, str]]:
-    """Return what a machine is, and how fast matmuls are there in those of "float16" and "bfloat16" that are among `dtypes`.
+    """Return what a machine is, and how fast matmuls are in the 16-bit formats among `dtypes`.
 
     The formats are timed once in a process, for half a second.
     """

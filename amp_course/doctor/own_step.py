@@ -16,16 +16,24 @@ from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.catalogue import BEHAVIOURS, in_order, known
 from amp_course.diagnosis.findings import Finding
-from amp_course.diagnosis.report import Report
+from amp_course.diagnosis.report import Report, listed
 from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.reasons import facts, placed
-from amp_course.doctor.speed import time_facts
+from amp_course.kit.measure import seconds_text
+from amp_course.speed.explain import explain
+from amp_course.speed.explain.running import StepFailed
 from amp_course.watching.calling import BatchError, arguments_for, cloned, taken
 from amp_course.watching.ops import mentions_values
 
 STEPS, TIMING = 12, 3.0
 _RAISES = ("step-raises", "script-raises")
 _OF_AN_EXCEPTION = {"tf32-settings-mixed", "anomaly-mode-meets-scaler", "script-raises"}
+
+_KINDS = 3  # of work that are told, those that take the most time
+
+# The section of each cause that `explain` names; 09.6 for those that are not listed.
+_SECTIONS = dict.fromkeys(("data-preparation", "slow-source", "slow-workers", "waiting-for-data"), "09.7")
+_SECTIONS["unfused-optimizer"] = "09.8"
 
 
 def doctor(
@@ -43,7 +51,7 @@ def doctor(
     seconds: float = 30.0,
     timing: float = TIMING,
 ) -> Report:
-    """Run `train_step(*batch)` for some steps, look at its values, its calls and its weights, and say what is wrong.
+    """Run `train_step(*batch)` for some steps, and say what is wrong with it.
 
     model, optimizer, scaler, scheduler, loss, accumulate, max_norm: as `amp_course.audit.audit` takes them
     batches: tuples, dicts or single objects; used again if there are fewer than `steps`
@@ -83,7 +91,7 @@ def doctor(
     times: tuple[list[tuple[str, str]], list[Finding]] = ([], [])
     if timing > 0 and raised is None:
         with _put_back(train_step, given, lost):
-            times = time_facts(train_step, read, timing)
+            times = _time_facts(train_step, read, timing)
     return _together(seen, raised, judged, lost, *times)
 
 
@@ -102,7 +110,7 @@ def _put_back(step: Callable[..., Any], given: Sequence[Any], lost: dict[str, st
 def _watched(
     step: Callable[..., Any], batches: Iterable[Any], given: Sequence[Any]
 ) -> tuple[dict[str, Any], Exception | SystemExit | None]:
-    """Call the step for these batches under the watchers of a script; return what they saw, and what it raised."""
+    """Call the step under the watchers of a script; return what they saw, and what it raised."""
     examiner, error = Examiner(), None
     seen = examiner.seen
     seen.made.optimizers += [one for one in given if isinstance(one, torch.optim.Optimizer)]
@@ -120,10 +128,34 @@ def _watched(
     return examiner.result(error) | {"ended": "error" if error else "steps", "asked": 0}, error
 
 
+def _time_facts(
+    step: Callable[..., Any], batches: Iterable[Any], seconds: float
+) -> tuple[list[tuple[str, str]], list[Finding]]:
+    """Time a step; return facts and advice. It really trains: the caller puts everything back."""
+    try:
+        told = explain(step, batches, seconds=seconds)
+    except StepFailed:  # which the watch or the audit has told
+        return [], []
+    if told.timing.busy:
+        return [("a step took", f"{seconds_text(told.seconds)}. {told.timing.busy}")], []
+    largest = list(told.kinds.items())[:_KINDS]
+    shares = listed(f"{spent / told.seconds:.0%} {kind}" for kind, spent in largest)
+    advice = [
+        Finding(
+            one.cause, one.evidence, one.cure,
+            {"would save at most": f"{seconds_text(one.seconds)} of {seconds_text(told.seconds)}"},
+            section=_SECTIONS.get(one.cause, "09.6"),
+        )
+        for one in told.advice
+    ]  # fmt: skip
+    return [("a step takes", f"{seconds_text(told.seconds)}: {shares}")], advice
+
+
 def _together(
     seen: dict[str, Any], error: Exception | SystemExit | None, judged: Report, lost: dict[str, str],
     times: list[tuple[str, str]], saving: list[Finding],
 ) -> Report:  # fmt: skip
+    advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
     watched = [one for one in seen["findings"] if not known(one.name).is_advice]
     if judged.findings:  # which knows the micro-batches, and names the order of calls better
         watched = [one for one in watched if one.behaviour not in BEHAVIOURS or "op" in one.evidence]
@@ -131,19 +163,19 @@ def _together(
         watched = [one for one in watched if one.name not in _OF_AN_EXCEPTION]
     found = [*judged.findings, *judged.consequences, *watched]
     names = {one.name for one in found}
-    if names & _OF_AN_EXCEPTION:  # says more
-        found = [one for one in found if one.name != ("script-raises" if "step-raises" in names else "step-raises")]
-    if any(one.behaviour == "values" or "op" in one.evidence for one in watched):
-        vague = {"not-finite", *(_RAISES if error is not None and mentions_values(error) else ())}
-        found = [one for one in found if one.name not in vague or "op" in one.evidence]  # the audit does not say where
-    names = {one.name for one in found}
-    advice = [*seen["advice"], *(one for one in seen["findings"] if known(one.name).is_advice), *saving]
+    vague = set()  # what others say better
+    if names & _OF_AN_EXCEPTION:
+        vague.add("script-raises" if "step-raises" in names else "step-raises")
+    if any(one.behaviour == "values" or "op" in one.evidence for one in watched):  # the audit does not say where
+        vague |= {"not-finite", *(_RAISES if error is not None and mentions_values(error) else ())}
+    found = [one for one in found if one.name not in vague or "op" in one.evidence]
     told = {one.name for one in advice}  # the observation of the same is left out then
     observed = [text for text in seen["observed"] if text.partition(",")[0] not in told]
     problem = ""
     if not found and not judged:
         why = "; ".join(f"{name}: {reason}" for name, reason in judged.not_checked)
         problem = f"Nothing was judged ({why})."
+    names = {one.name for one in found}
     return Report(
         tuple(placed(one, seen) for one in in_order(found)),
         ("values", "weights", *judged.checked) if seen["updates"] else judged.checked,

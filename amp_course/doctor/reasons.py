@@ -1,4 +1,4 @@
-"""Say in words how a script's run went: the facts of its training, what could not be judged, or why there is nothing to judge."""
+"""Say how a script's run went: the facts, what could not be judged, or why nothing could."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from amp_course.diagnosis.findings import Finding
@@ -20,6 +21,16 @@ _CALLS = {
     "scheduler": ("scheduler",), "clearing": ("backward",), "clipping": ("clip",), "loss scale": ("step", "scaler.step"),
     "overflow": ("step", "scaler.step"), "accumulation": ("backward",),
 }  # fmt: skip
+_MORE = "let it train longer, with more epochs or more batches"
+# How it ended → as a fact; why no inf could be put into an update; what would show more.
+_ENDS = {
+    "steps": ("as many as asked for", "", "ask for more with `--steps`"),
+    "time": ("its time was up", "its time was up before", "give it more time with `--timeout`"),
+    "interrupt": ("interrupted", "it was interrupted before", "let it go on"),
+    "error": ("an exception ended it", "an exception ended it before", "find out why it ended with an exception"),
+    "end": ("the script ended", "it ended before", _MORE),
+    "exit": ("the script ended", "it ended before", _MORE),
+}
 _ELSEWHERE = {"cleared-before-step", "scaler-inside-step"}  # the calls at fault are others
 _GPU = re.compile(r"CUDA|NVIDIA|Torch not compiled with|HIP|No GPU|\bgpu\b", re.IGNORECASE)
 _DOWNLOAD = re.compile(r"URLError|ConnectionError|gaierror|LocalEntryNotFoundError|OfflineModeIsEnabled|ProxyError")
@@ -30,9 +41,9 @@ def reason(results: Sequence[dict[str, Any]], outcome: Outcome, seconds: float) 
     """Say why there is nothing to judge, and what to do."""
     main: dict[str, Any] = {"ended": "killed", "error": "", "optimizers": [], "passes": 0, "by_hand": 0, "programs": []}
     main |= results[0] if results else {}
+    ended, code = main["ended"], outcome.code
     if main["error"]:
         return _error(main["error"], outcome)
-    ended, code = main["ended"], outcome.code
     if not results and outcome.late:
         return (
             f"After {seconds:g} seconds it was too busy to stop, and what had been seen is lost: give it more time with "
@@ -67,7 +78,7 @@ def _error(error: str, outcome: Outcome) -> str:
         return "It asks for input: give what it asks for as an argument, or in a file (`< answers.txt`)."
     if _TERMINAL.search("\n".join([error, *outcome.lines])):
         return f"It asks its terminal something, and there is none here: start the doctor in a terminal. ({error})"
-    if _GPU.search(error) and _no_gpu():
+    if _GPU.search(error) and not import_module("torch").cuda.is_available():
         return (
             f"It asks for a GPU, and there is none here: {error}. Run it on a machine that has one, or let it fall back to the "
             "CPU."
@@ -110,33 +121,20 @@ def _kinds(optimizers: Sequence[str]) -> str:
     return listed(f"{number} {name}" if number > 1 else name for name, number in Counter(optimizers).items())
 
 
-def _no_gpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()
-
-
 def more_to_see(trained: Sequence[dict[str, Any]]) -> str:
     """Say how much was seen, and what would be enough."""
     one = trained[0]
-    how = {
-        "steps": "ask for more with `--steps`", "time": "give it more time with `--timeout`",
-        "interrupt": "let it go on",
-        "error": "find out why it ended with an exception",
-    }.get(one["ended"], "let it train longer, with more epochs or more batches")  # fmt: skip
+    how = _ENDS[one["ended"]][2]
     seen = count(one["updates"], "complete update")
     return f"There was nothing wrong in {seen}, which is too little to say more: {how}. {ENOUGH} updates are enough for most."
 
 
 def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of what a page begins with, from the results of the processes that train."""
+    """Yield name and text of what was seen of the processes that train."""
     if not trained:
         return
     one = trained[0]
-    how = {
-        "steps": "as many as asked for", "time": "its time was up", "interrupt": "interrupted", "end": "the script ended",
-        "exit": "the script ended", "error": "an exception ended it",
-    }[one["ended"]]  # fmt: skip
+    how = _ENDS[one["ended"]][0]
     if one["ended"] == "steps" and one["updates"] < one["asked"]:
         how = f"of {one['asked']} that were asked for: they take long, and these are enough"
     skips = f", {one['skipped']} of them skipped by the scaler" if one["skipped"] else ""
@@ -148,11 +146,10 @@ def facts(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     if groups and not any("LBFGS" in kind for kind in one["optimizers"]) and max(groups) > 1:
         told = (f"{size} in {number} of {groups.total()} updates" for size, number in groups.most_common(3))
         yield "backward passes", f"{next(iter(groups))} in each update" if len(groups) == 1 else listed(told)
-    yield "autocast", listed(one["regions"]) if one["regions"] else "no region was entered"
-    matmuls = one["matmuls"]
-    total = sum(matmuls.values())
-    if total:
-        yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in sorted(matmuls.items()))
+    yield "autocast", listed(one["regions"]) or "no region was entered"
+    if total := sum(one["matmuls"].values()):
+        shares = sorted(one["matmuls"].items())
+        yield "matmuls", listed(f"{share / total:.0%} in {dtype}" for dtype, share in shares)
     scales = [scale[0] for scale in one["scales"] if scale]
     if scales:
         yield "loss scale", f"{scales[0]:,g} → {scales[-1]:,g}"
@@ -166,12 +163,11 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the behaviours that were judged."""
     if not trained or not trained[0]["updates"]:
         return
-    yield from ("values", "weights", "run")
     one = trained[0]
-    if one["updates"] > 1:
-        yield from ("backward", "autocast", "steps", "clearing")
-    if one["updates"] > 1 and one["scalers"]:
-        yield from ("updates", "clipping", "loss scale")
+    several, scaled = one["updates"] > 1, one["updates"] > 1 and one["scalers"]
+    yield from ("values", "weights", "run")
+    yield from ("backward", "autocast", "steps", "clearing") if several else ()
+    yield from ("updates", "clipping", "loss scale") if scaled else ()
     if one["scalers"] and one["stressed"]:
         yield "overflow"
     if len(trained) > 1 and all(one["rank"] and one["wrapped"] for one in trained):
@@ -184,18 +180,12 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         return
     one = trained[0]
     if one["updates"] < 2:
-        yield (
-            "order of the calls",
-            f"that takes two complete updates; there {'was 1' if one['updates'] else 'were none'}",
-        )
-    if one["scalers"] and not one["stressed"]:
-        why = {
-            "time": "its time was up before",
-            "interrupt": "it was interrupted before",
-            "error": "an exception ended it before",
-            "end": "it ended before",
-            "exit": "it ended before",
-        }.get(one["ended"])
+        there = "was 1" if one["updates"] else "were none"
+        yield "order of the calls", f"that takes two complete updates; there {there}"
+    if not one["scalers"]:
+        yield "what an overflow would do", "there is no scaler"
+    elif not one["stressed"]:
+        why = _ENDS[one["ended"]][1]
         left = f"{why} an inf could be put into an update" if why else ""
         yield "what an overflow would do", left or "no update with finite gradients was left to put an inf into"
     if len(trained) > 1 and all(other["rank"] for other in trained) and not one["wrapped"]:
@@ -203,12 +193,10 @@ def not_judged(trained: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             "whether all weights stay the same on all ranks",
             "nothing wraps the model, and each rank may have a part of it; weights with the same gradients were compared",
         )
-    if not one["scalers"]:
-        yield "what an overflow would do", "there is no scaler"
 
 
 def placed(one: Finding, result: dict[str, Any]) -> Finding:
-    """Return a finding with the line that made the calls which it is about, if it names no line yet."""
+    """Return a finding with the line of the calls that it is about, if it names none yet."""
     if one.name in _ELSEWHERE or one.place or any("line" in key for key in one.evidence):
         return one
     lines = (result.get("lines", {}).get(kind) for kind in _CALLS.get(one.behaviour, ()))

@@ -27,7 +27,7 @@ _END_OF_INPUT = b"\x04" * 64  # for a script that asks its terminal something: n
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a script's run ended: its exit code, the last lines that it printed, and whether it had to be killed.
+    """How a run ended: exit code, the last lines that it printed, and whether it had to be killed.
 
     interrupted: by Ctrl-C
     """
@@ -42,7 +42,7 @@ def run_script(
     command: Sequence[str], steps: int, seconds: float, folder: Path, *, keep_files: bool = False, threads: int | None = None,
     ranks: int = 1, progress: Callable[[int], None] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Run a script until it ends, has made its steps, or is out of time; what its processes found is left in `folder`.
+    """Run a script until it ends or is out of time; what its processes found is left in `folder`.
 
     command:  what follows `python`: a script or `-m` and a module, then arguments
     progress: is called a few times a second, with the number of updates so far
@@ -134,9 +134,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
-            break
-        until = time.monotonic() + patience
-        while time.monotonic() < until and process.poll() is None:
-            time.sleep(0.05)
-        if number is signal.SIGTERM:
-            time.sleep(0.2)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        time.sleep(0.2)

@@ -1,12 +1,10 @@
-"""Examine a reader's unchanged training script: run it in a process of its own, and put together what its processes found."""
+"""Examine an unchanged training script, in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
-import math
 import os
 import shutil
 import signal
@@ -14,14 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from amp_course.diagnosis.catalogue import finding, in_order, known
-from amp_course.diagnosis.findings import Finding, finding_of
+from amp_course.diagnosis.findings import finding_of
 from amp_course.diagnosis.report import Report, listed
 from amp_course.doctor.files import put_back
+from amp_course.doctor.ranks import check_ranks
 from amp_course.doctor.reasons import ENOUGH, checked, facts, more_to_see, not_judged, placed, reason
 from amp_course.doctor.running import Outcome, run_script
 from amp_course.kit.errors import CourseError
@@ -77,18 +75,13 @@ def examine_script(
             began = time.monotonic()
             outcome = run(steps, seconds, folder)
             results = _results(folder)
-            short = [
-                one["updates"]
-                for one in results
-                if one.get("scalers") and one["ended"] in ("end", "exit") and not _all_skipped(one)
-            ]
             left = seconds - (time.monotonic() - began)
-            stressed = any(one.get("stressed") for one in results)
-            if again and short and not stressed and not outcome.interrupted and min(short) > _SPARE and left > 1:
+            fewest = _updates_for_stress(results) if again and not outcome.interrupted and left > 1 else 0
+            if fewest > 0:
                 repeated = folder / "again"
                 repeated.mkdir()
-                run(min(short) - _SPARE, left, repeated)
-                results = _with_stress(results, _results(repeated))
+                run(fewest, left, repeated)
+                _add_stress(results, _results(repeated))
         finally:
             if not keep_files:
                 changed = put_back(folder)
@@ -136,18 +129,24 @@ def _interrupted_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _all_skipped(one: dict[str, Any]) -> bool:
-    """Tell whether most updates were skipped: then none with finite gradients is left to put an inf into."""
-    return bool(2 * one["skipped"] > one["updates"] - 2)
-
-
 def _results(folder: Path) -> list[dict[str, Any]]:
     """Read what each process wrote; those that trained come first, in order of rank."""
     found = [json.loads(path.read_text("utf-8")) for path in folder.glob("result-*.json")]
     return sorted(found, key=lambda one: (not one.get("passes"), str(one.get("rank"))))
 
 
-def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _updates_for_stress(results: list[dict[str, Any]]) -> int:
+    """Return after how many updates another run can give one an inf; 0 if there is no need.
+
+    Where most updates were skipped, none with finite gradients would be left.
+    """
+    if any(one.get("stressed") for one in results):
+        return 0
+    ended = [one for one in results if one.get("scalers") and one["ended"] in ("end", "exit")]
+    return min((one["updates"] for one in ended if 2 * one["skipped"] <= one["updates"] - 2), default=0) - _SPARE
+
+
+def _add_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> None:
     """Add to the results of a run what an inf did in another run of the same script."""
     stressed = {one["rank"]: one for one in again if one.get("stressed")}
     for one in results:
@@ -155,7 +154,6 @@ def _with_stress(results: list[dict[str, Any]], again: list[dict[str, Any]]) -> 
         if other and one["passes"]:
             one["findings"] += [finding for finding in other["findings"] if finding["name"] in UNDER_STRESS]
             one["stressed"] = True
-    return results
 
 
 def _report(
@@ -165,24 +163,22 @@ def _report(
     broken = [one for one in results if one.get("ended") == "broken"]
     results = [one for one in results if one.get("ended") != "broken"]
     trained = [one for one in results if one["passes"] and one["optimizers"]]
-    if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):  # others then fail for want of a partner
-        for one in trained:
-            if one["ended"] == "error":
-                one["findings"] = [f for f in one["findings"] if f["name"] != "script-raises"]
+    named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
+    if any(one["ended"] in ("steps", "time", "interrupt") for one in trained):
+        named = [one for one in named if one.name != "script-raises"]  # others fail for want of a partner
     raised = [one["error"] for one in results if one["error"] and not one["passes"]]
     if raised and any(one["ended"] == "exit" and one["code"] for one in trained):  # a child's, told by its parent
-        trained[0]["findings"].append(asdict(finding("script-raises", f"the script raised {raised[0]}")))
+        named.append(finding("script-raises", f"the script raised {raised[0]}"))
         trained[0]["ended"] = "error"
-    sharded = any(one.get("sharded") for one in results)
-    named = [placed(finding_of(one), result) for result in results for one in result["findings"]]
     named += check_ranks(trained)
+    sharded = any(one["sharded"] for one in results)
     if sharded:
         named = [one for one in named if one.name != "script-raises"]
     findings = in_order(one for one in named if not known(one.name).is_advice)
+    names = {one.name for one in findings}
     advice = [one for one in named if known(one.name).is_advice]
     advice += [finding_of(one) for result in trained for one in result["advice"]]
-    if any(one.name == "ranks-drift" for one in findings):  # which says it too
-        advice = [one for one in advice if one.name != "wrapper-not-called"]
+    left_out = names | ({"wrapper-not-called"} if "ranks-drift" in names else set())  # which says it too
     observed = list(dict.fromkeys(text for result in trained for text in result["observed"]))
     if changed[0]:
         observed.append(f"The script overwrote {listed(map(_short, changed[0][:3]))}; put back as before.")
@@ -202,7 +198,7 @@ def _report(
         tuple(not_judged(trained)),
         tuple(observed),
         subject=subject,
-        advice=tuple(one for one in in_order(advice) if one.name not in {f.name for f in findings}),
+        advice=tuple(one for one in in_order(advice) if one.name not in left_out),
         facts=(*([("arguments", " ".join(args))] if args else []), *facts(trained)),
         too_little="" if findings or problem or updates >= ENOUGH else more_to_see(trained),
         problem=problem,
@@ -213,54 +209,3 @@ def _report(
 
 def _short(path: str) -> str:
     return f"`{os.path.relpath(path)}`"
-
-
-def check_ranks(trained: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Compare the processes of one training."""
-    if len(trained) < 2 or not all(one["rank"] for one in trained):
-        return
-    ranks = listed(f"rank {one['rank']}" for one in trained)
-    ended = all(one["ended"] in ("end", "exit") for one in trained)
-    counts = [[*one["joined"], *([one["updates"]] if ended else [])] for one in trained]
-    for numbers in zip(*counts, strict=False):
-        if len(set(numbers)) > 1:
-            yield finding("ranks-with-different-counts", updates=f"{listed(map(str, numbers))} on {ranks}")
-            break
-    for number, scales in enumerate(zip(*(one["scales"] for one in trained), strict=False), 1):
-        if len({tuple(one) for one in scales}) > 1:
-            told = listed(f"{one[0]:g}" for one in scales if one)
-            yield finding("ranks-with-different-scales", update=number, loss_scales=f"{told} on {ranks}")
-            break
-    if all(one["wrapped"] for one in trained):
-        for number, sums in enumerate(zip(*(one["digests"] for one in trained), strict=False), 1):
-            if len(set(sums)) > 1:
-                why = trained[0].get("drift", {})
-                yield finding("ranks-drift", update=number, sums_of_the_weights=f"{listed(sums)} on {ranks}", **why)
-                return
-    drifting = _drifting([one["weights"] for one in trained])
-    if drifting is not None:
-        number, place, values = drifting
-        lines = trained[0]["lines"]
-        cause = (
-            "a weight and its gradient were the same on all ranks, and after the step the weight is not: what one rank does "
-            "between the backward pass and the step, a clip for one, another does not"
-        )
-        yield finding("ranks-drift", cause, update=number, variant="alone", weight=f"number {place} in the optimizer",
-                      its_sums_afterwards=f"{listed(map(repr, values))} on {ranks}",
-                      place=lines.get("clip") or lines.get("step", ""))  # fmt: skip
-
-
-def _drifting(ranks: Sequence[Sequence[Sequence[tuple[float, float]]]]) -> tuple[int, int, list[float]] | None:
-    """Look for a weight that was the same on all ranks, with the same gradient, and is not in the next update.
-
-    Ranks that each have a part of a model get other gradients, and those that step a part of it each have the whole again by
-    the next backward pass. Return the number of the update and of the weight, from 1, and the weight's sums.
-    """
-    for number, (now, following) in enumerate(itertools.pairwise(zip(*ranks, strict=False)), 1):
-        weights = zip(zip(*now, strict=False), zip(*following, strict=False), strict=False)
-        for place, (pairs, later) in enumerate(weights, 1):
-            values = [value for value, _ in later]
-            same = len({tuple(one) for one in pairs}) == 1
-            if same and pairs[0][1] and len(set(values)) > 1 and all(map(math.isfinite, (*pairs[0], *values))):
-                return number, place, values
-    return None

@@ -1,1 +1,1 @@
-"""What a training did, as records: calls, regions, gradients, updates, inf and NaN. Knows no verdict."""
+"""What a training did, as records: calls, regions, gradients, updates, inf, NaN. No verdict."""

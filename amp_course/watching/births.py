@@ -1,4 +1,4 @@
-"""What a watched training step left behind: where its first inf or NaN came from, what led to it, and where it went."""
+"""Where the first inf or NaN of a step came from, what led to it, and where it went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from amp_course.watching.values import NAN, Values
 
 _FOLDERS = ("watching", "diagnosis", "audit", "doctor", "checking", "debugging/nonfinite")
 _PYTHONS = os.path.dirname(os.__file__)
-_OURS = (torch.__path__[0], *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS))
+_OURS = (
+    torch.__path__[0],
+    *(str(Path(__file__).parents[1] / folder) + os.sep for folder in _FOLDERS),
+)
 
 Phase = Literal["forward", "backward", "recomputation", "optimizer"]
 # Where a value that is not finite does harm.
@@ -34,7 +37,6 @@ class Line:
 
     @classmethod
     def of(cls, place: tuple[CodeType, int] | None) -> Line | None:
-        """Make one of a code object and a line number."""
         return cls(place[0].co_filename, place[1]) if place else None
 
     @property
@@ -45,16 +47,17 @@ class Line:
     @property
     def place(self) -> str:
         """Where it is. Example: → "line 12 of train.py" """
-        cell = "this notebook" if "ipykernel" in self.file or self.file.startswith("<ipython") else ""
-        return f"line {self.number} of {cell or os.path.basename(self.file)}"
+        cell = "ipykernel" in self.file or self.file.startswith("<ipython")
+        return f"line {self.number} of {'this notebook' if cell else os.path.basename(self.file)}"
 
     def __str__(self) -> str:
         """Write it as a message does. Example: → "line 12 of train.py, `w = scores.exp()`" """
         return f"{self.place}, `{self.source}`" if self.source else self.place
 
 
-def caller(frame: FrameType | None) -> tuple[CodeType, int] | None:
+def caller() -> tuple[CodeType, int] | None:
     """Return the innermost line outside torch and this package's tools."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OURS):
             return frame.f_code, frame.f_lineno
@@ -71,15 +74,15 @@ def is_of_a_library(file: str) -> bool:
     return any(any(folder.glob("*.dist-info")) for folder in folders)
 
 
-def readers_line(frame: FrameType | None) -> Line | None:
+def readers_line() -> Line | None:
     """Return the innermost line of the reader's own code; of a library's, if there is no other."""
-    first = caller(frame)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_OURS) and not is_of_a_library(file):
             return Line(file, frame.f_lineno)
         frame = frame.f_back
-    return Line.of(first)
+    return Line.of(caller())
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Frame:
 
 @dataclass(eq=False)
 class Birth:
-    """An op that made inf or NaN from finite numbers, or NaN from an infinity that was meant to be there.
+    """An op that made inf or NaN from finite numbers, or NaN from an infinity that was meant.
 
     number:   in the order in which they happened
     step:     from 1
@@ -142,18 +145,19 @@ class Birth:
         return any(kind != "scaler" for kind, _ in self.reached)
 
     def roots(self) -> tuple[Birth, ...]:
-        """Return the births without which this one would not have happened; itself if there are none."""
+        """Return the births without which this one would not have happened, or itself."""
         causes = [root for origin in self.origins if not origin.meant for root in origin.roots()]
         return tuple({root.number: root for root in causes}.values()) or (self,)
 
     @property
     def operands(self) -> str:
-        """What it took, in words: a fused optimizer's op takes twenty, of which three are described."""
+        """What it took, in words: three of the twenty that a fused optimizer takes."""
         more = f" and {len(self.took) - 3} more" if len(self.took) > 3 else ""
         return ", ".join(map(str, self.took[:3])) + more
 
     def __str__(self) -> str:
-        """Describe it in a line. Example: → "exp in layers.1 made inf from float16 up to 11.9" """
+        """Describe it: → "exp in layers.1 made inf from float16 up to 11.9" """
         where = f" in {self.module}" if self.module else ""
         what = " and ".join(sorted(self.made.holds, key=lambda kind: (kind == NAN, kind)))
-        return f"{self.op}{where} made {what} ({self.made.dtype}) from {self.operands or 'constants'}"
+        source = self.operands or "constants"
+        return f"{self.op}{where} made {what} ({self.made.dtype}) from {source}"

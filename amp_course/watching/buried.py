@@ -1,7 +1,7 @@
-"""Find overflows that leave no trace: an inf in fp16 that a later op turns into 0, as `x * rsqrt(inf)` does.
+"""Find overflows without a trace: an inf that a later op turns into 0, as `x * rsqrt(inf)` does.
 
-An inf that is gone again may be right: the sigmoid of a large number is 1 / (1 + inf). So the module is computed again in fp32,
-and only a result that differs is a fault.
+An inf that is gone again may be right: the sigmoid of a large number is 1 / (1 + inf). So the
+module is computed again in fp32, and only a result that differs is a fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODULES = 3  # that are computed again
 
 
 class Buried:
-    """Modules in which fp16 overflowed and nothing came of it, and how far their results are from those in fp32.
+    """Modules in which fp16 overflowed and nothing came of it.
 
     births: the overflows, by the path of a module
     errors: by the path of a module, how far its result is from fp32's, in norms of that
@@ -39,35 +39,38 @@ class Buried:
         births, self._looked_at = self._watch.births[self._looked_at :], len(self._watch.births)
         of_path = {path: module for module, path in self._watch._paths.items()}
         for birth in births:
-            fits = birth.phase == "forward" and birth.made.dtype == "float16" and INF in birth.made.holds
-            if not fits or birth.reached or birth.meant or birth.module in self.births:
+            overflowed = birth.made.dtype == "float16" and INF in birth.made.holds
+            if birth.phase != "forward" or not overflowed or birth.reached or birth.meant:
                 continue
             module = of_path.get(birth.module)
-            if module is not None and len(self.births) < _MODULES:
+            known = birth.module in self.births or len(self.births) >= _MODULES
+            if module is not None and not known:
                 self.births[birth.module] = birth
                 self._waiting[module] = birth.module
 
-    def module_returns(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def module_returns(
+        self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Compute a module again in fp32, if it waits for that."""
         path = self._waiting.pop(module, None) if self._waiting else None
         if path is None:
             return
         with self._watch.aside(), torch.no_grad(), same_random_state():
             try:
-                held = {
-                    name: _float(one.detach()).clone()
-                    for name, one in [*module.named_parameters(), *module.named_buffers()]
-                }
+                weights = [*module.named_parameters(), *module.named_buffers()]
+                held = {name: _float(one.detach()).clone() for name, one in weights}
                 given, named = pytree.tree_map(_float, (args, kwargs))
                 with torch.autocast(next(iter(tensors_in(output))).device.type, enabled=False):
                     wanted = torch.func.functional_call(module, held, given, named)
             except Exception:  # a module that does not run in fp32 tells nothing
                 return
-            got, right = (
-                torch.cat([one.detach().double().flatten() for one in tensors_in(both)]) for both in (output, wanted)
-            )
+            got, right = _flat(output), _flat(wanted)
             self.errors[path] = float((got - right).norm() / right.norm().clamp_min(1e-300))
 
 
 def _float(leaf: Any) -> Any:
     return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _flat(value: Any) -> Tensor:
+    return torch.cat([one.detach().double().flatten() for one in tensors_in(value)])

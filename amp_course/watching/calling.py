@@ -1,4 +1,4 @@
-"""Take batches from what the reader gave, copy them, and hand them to a step or a loss in the way it takes them."""
+"""Take batches from what was given, copy them, and hand them to a step as it takes them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class BatchError(Exception):
 
 def taken(batches: Iterable[Any], most: int, seconds: float) -> list[Any]:
     """Read at most `most` batches, within a time limit. Raises TypeError, BatchError."""
-    if isinstance(batches, (str, bytes, Mapping)) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"batches is a {type(batches).__name__}: pass a list of batches, [(inputs, targets), …], or a DataLoader."
-        )
-    if isinstance(batches, Tensor):
-        raise TypeError("batches is one tensor: pass a list of batches, [(inputs, targets), …], or a DataLoader.")
+    kind = "one tensor" if isinstance(batches, Tensor) else f"a {type(batches).__name__}"
+    wrong = isinstance(batches, (str, bytes, Mapping, Tensor))
+    if wrong or not isinstance(batches, Iterable):
+        wanted = "pass a list of batches, [(inputs, targets), …], or a DataLoader."
+        raise TypeError(f"batches is {kind}: {wanted}")
     found: list[Any] = []
     try:
         within(seconds, lambda: found.extend(islice(batches, most)))
@@ -56,26 +55,18 @@ def _cloned(leaf: Any) -> Any:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Put batches together to one, along the first dimension. Raises ValueError if they do not fit."""
+    """Put batches of tensors together, along the first dimension. Raises if they do not fit."""
     leaves, specs = zip(*(pytree.tree_flatten(batch) for batch in batches), strict=True)
     if any(one != specs[0] for one in specs):
         raise ValueError("the batches are built differently")
-    return pytree.tree_unflatten([_joined(parts) for parts in zip(*leaves, strict=True)], specs[0])
-
-
-def _joined(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], Tensor) and parts[0].ndim:
-        return torch.cat(parts)
-    if isinstance(parts[0], np.ndarray) and parts[0].ndim:
-        return np.concatenate(parts)
-    if any(bool(one != parts[0]) for one in parts):
-        raise ValueError("the batches hold different numbers")
-    return parts[0]
+    return pytree.tree_unflatten(
+        [torch.cat(parts) for parts in zip(*leaves, strict=True)], specs[0]
+    )
 
 
 def lengths_of(batch: Any) -> list[int]:
     """Return the different lengths of a batch's tensors and arrays, the first one's first."""
-    leaves = pytree.tree_leaves(_opened(batch))
+    leaves = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
     sized = [len(leaf) for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim]
     return list(dict.fromkeys(sized))
 
@@ -85,10 +76,6 @@ def size_of(batch: Any) -> int:
     return next(iter(lengths_of(batch)), 1)
 
 
-def _opened(batch: Any) -> Any:
-    return dict(batch) if isinstance(batch, Mapping) else batch
-
-
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Tell whether a function itself, not one that it wraps, takes a keyword."""
     signature = _signature(function)
@@ -96,7 +83,8 @@ def takes(function: Callable[..., Any], name: str) -> bool:
         return False
     if name in signature.parameters:
         return signature.parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    kinds = [one.kind for one in signature.parameters.values()]
+    open_ended = inspect.Parameter.VAR_KEYWORD in kinds
     inner = getattr(function, "__wrapped__", None)
     return open_ended and inner is not None and takes(inner, name)
 
@@ -112,9 +100,15 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def arguments_for(
-    function: Callable[..., Any], batch: Any, before: tuple[Any, ...] = (), /, *, way: int = 0, **more: Any
+    function: Callable[..., Any],
+    batch: Any,
+    before: tuple[Any, ...] = (),
+    /,
+    *,
+    way: int = 0,
+    **more: Any,
 ) -> Arguments:
-    """Return (args, kwargs) to call a function with a batch: its parts one by one, or by name, or the batch as it is.
+    """Return (args, kwargs) to call a function with a batch: its parts, or the batch itself.
 
     before: what comes before the batch, as a loss's model does
     way:    which of the ways in which the batch fits, if there are several
@@ -125,15 +119,14 @@ def arguments_for(
     if not fitting:
         ways, signature = _ways(batch), _signature(function)
         wanted = ", ".join(str(one) for one in signature.parameters.values()) if signature else "…"
-        named = isinstance(batch, Mapping)
-        holds = (
-            f"the keys {', '.join(map(str, batch))}"
-            if named
-            else f"{len(ways[0][0])} part{'s'[: len(ways[0][0]) != 1]}"
-        )
+        parts = len(ways[0][0])
+        holds = f"{parts} part{'s'[: parts != 1]}"
+        if isinstance(batch, Mapping):
+            holds = f"the keys {', '.join(map(str, batch))}"
         name = getattr(function, "__name__", "the step")
         hint = "; if `batches` is one batch, pass a list of it" if isinstance(batch, Tensor) else ""
-        raise BatchError(f"a batch has {holds}, and `{name}({wanted})` cannot be called with it{hint}")
+        call = f"`{name}({wanted})` cannot be called with it{hint}"
+        raise BatchError(f"a batch has {holds}, and {call}")
     args, kwargs = fitting[min(way, len(fitting) - 1)]
     return (*before, *args), {**kwargs, **more}
 
@@ -146,17 +139,17 @@ def fitting_ways(function: Callable[..., Any], batch: Any, **more: Any) -> int:
 def _fitting(
     function: Callable[..., Any], batch: Any, before: tuple[Any, ...], more: Mapping[str, Any]
 ) -> list[Arguments]:
-    def fits(signature: inspect.Signature, way: Arguments) -> bool:
+    signature = _signature(function)
+
+    def fits(way: Arguments) -> bool:
         try:
-            signature.bind(*before, *way[0], **way[1], **more)
+            if signature is not None:
+                signature.bind(*before, *way[0], **way[1], **more)
         except TypeError:
             return False
         return True
 
-    signature = _signature(function)
-    if signature is None:
-        return _ways(batch)
-    return [way for way in _ways(batch) if fits(signature, way)]
+    return list(filter(fits, _ways(batch)))
 
 
 def _ways(batch: Any) -> list[Arguments]:

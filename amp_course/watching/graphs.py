@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from amp_course.watching.records import Graph
 
 LOW_DTYPES = (torch.float16, torch.bfloat16)
-# Loss functions that autocast runs in float32, on CPU and GPU: one that ran in 16 bits ran outside the region.
+# Losses that autocast runs in float32, on CPU and GPU: in 16 bits, one ran outside the region.
 # https://docs.pytorch.org/docs/stable/amp.html, "Ops that autocast to float32", for both devices.
 _LOSSES = {
     "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
@@ -25,11 +25,11 @@ _LOSSES = {
     "HuberLoss": "huber_loss",
     "SoftMarginLoss": "soft_margin_loss",
 }
-# Ops of hand-written losses, of which those count that autocast runs in float32 on a GPU: `mean` is not one of them.
+# Ops of hand-written losses; those count that autocast runs in float32 on a GPU, not `mean`.
 _OPS = {
-    "Sum": "sum", "Mean": "mean", "Prod": "prod", "Pow": "pow.Tensor_Scalar", "Exp": "exp", "Log": "log",
-    "LogSoftmax": "log_softmax.int", "Softmax": "softmax.int", "LinalgVectorNorm": "linalg_vector_norm",
-    "Norm": "norm.Scalar",
+    "Sum": "sum", "Mean": "mean", "Prod": "prod", "Pow": "pow.Tensor_Scalar", "Exp": "exp",
+    "Log": "log", "LogSoftmax": "log_softmax.int", "Softmax": "softmax.int",
+    "LinalgVectorNorm": "linalg_vector_norm", "Norm": "norm.Scalar",
 }  # fmt: skip
 _FP32_OPS = {
     node: op.split(".")[0].removeprefix("linalg_vector_")
@@ -38,8 +38,9 @@ _FP32_OPS = {
 }
 _STEPS_BACK = 8  # nodes that are looked back
 _PASSING_ON = {  # ops whose results have the dtype of what they take
-    "Add", "Clamp", "Copy", "Div", "Exp", "Expand", "Gather", "Index", "Log", "Maximum", "Mean", "Minimum", "Mul", "Neg",
-    "ReshapeAlias", "Select", "Slice", "Squeeze", "Sub", "Sum", "Transpose", "Unsafe", "UnsafeView", "Unsqueeze", "View", "Where",
+    "Add", "Clamp", "Copy", "Div", "Exp", "Expand", "Gather", "Index", "Log", "Maximum", "Mean",
+    "Minimum", "Mul", "Neg", "ReshapeAlias", "Select", "Slice", "Squeeze", "Sub", "Sum",
+    "Transpose", "Unsafe", "UnsafeView", "Unsqueeze", "View", "Where",
 }  # fmt: skip
 _MATMULS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "MkldnnConvolution", "Linear")
 _MOST = 200_000  # nodes
@@ -48,41 +49,46 @@ _MOST = 200_000  # nodes
 def look_at(roots: Iterable[Tensor], region_end: float = math.inf) -> Graph:
     """Walk the graphs of losses that are about to be differentiated.
 
-    region_end: the sequence number of the first node after the last autocast region, if that has ended
+    region_end: the sequence number of the first node after the last autocast region
     """
     low: set[torch.dtype] = set()
     losses: list[tuple[str, torch.dtype]] = []
     late: list[tuple[str, torch.dtype]] = []
     casts = opaque = twice = single = False
     matmuls, ratio = 0, math.nan
-    roots = list(roots)
-    for node in _nodes([one.grad_fn for one in roots if one.grad_fn is not None]):
-        name = node.name()
+    ends = [one.grad_fn for one in roots if one.grad_fn is not None]
+    for node in nodes_of(ends):
         dtypes = [one.dtype for one in getattr(node, "_input_metadata", []) if one is not None]
-        here = [dtype for dtype in dtypes if dtype in LOW_DTYPES]
+        here, op = [dtype for dtype in dtypes if dtype in LOW_DTYPES], _op_of(node)
         low.update(here)
-        plain = re.sub(r"Backward\d*$", "", name)
-        if here and plain == "ToCopy":
-            casts = True
-        if here and plain in _LOSSES:
-            losses.append((_LOSSES[plain], here[0]))
+        casts |= bool(here) and op == "ToCopy"
+        if here and op in _LOSSES:
+            losses.append((_LOSSES[op], here[0]))
         after = node._sequence_nr() >= region_end
-        if here and plain in _FP32_OPS and after and not _is_fp32_on_gpu(node, region_end):
-            late.append((_FP32_OPS[plain], here[0]))
-        twice |= plain == "LogSoftmax" and _source(node).startswith("SoftmaxBackward")
-        single |= plain == "LogSoftmax" and _is_over_one(node)
-        matmuls += plain in _MATMULS and torch.float32 in dtypes
-        if plain == "Exp" and _is_against_constant(node.next_functions[0][0]):
+        if here and op in _FP32_OPS and after and not _is_fp32_on_gpu(node, region_end):
+            late.append((_FP32_OPS[op], here[0]))
+        twice |= op == "LogSoftmax" and _source(node) == "Softmax"
+        single |= op == "LogSoftmax" and _is_over_one(node)
+        matmuls += op in _MATMULS and torch.float32 in dtypes
+        if op == "Exp" and _is_against_constant(node.next_functions[0][0]):
             ratio = max(0.0 if math.isnan(ratio) else ratio, _distance_from_1(node._saved_result))
-        opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)  # written in Python, or compiled
-    factor = max((_factor(one.grad_fn) for one in roots if one.grad_fn is not None), default=1.0)
-    return Graph(frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice, single, ratio)
+        # Written in Python, or compiled
+        opaque |= isinstance(node, torch.autograd.function.BackwardCFunction)
+    factor = max(map(_factor, ends), default=1.0)
+    return Graph(
+        frozenset(low), casts, opaque, tuple(losses), tuple(late), matmuls, factor, twice, single,
+        ratio,
+    )  # fmt: skip
+
+
+def _op_of(node: Any) -> str:
+    """Return the op that a node belongs to: "Exp" for ExpBackward0, "" for none."""
+    return "" if node is None else re.sub(r"Backward\d*$", "", node.name())
 
 
 def _is_against_constant(node: Any) -> bool:
-    """Tell whether a node takes the difference of something and a tensor without gradients, in either order."""
-    subtracts = node is not None and node.name().startswith("SubBackward")
-    ways: list[Any] = list(node.next_functions) if subtracts else []
+    """Tell whether a node subtracts a tensor without gradients, or from one."""
+    ways: list[Any] = list(node.next_functions) if _op_of(node) == "Sub" else []
     return len(ways) == 2 and (ways[0][0] is None) != (ways[1][0] is None)
 
 
@@ -92,43 +98,45 @@ def _distance_from_1(values: Tensor) -> float:
 
 
 def _is_over_one(node: Any) -> bool:
-    """Tell whether a softmax is taken along a dimension of size 1; torch keeps -1 as an unsigned number."""
+    """Tell whether a softmax is over one number; torch keeps dimension -1 unsigned."""
     dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
     return any(len(one.shape) and one.shape[dim] == 1 for one in node._input_metadata)
 
 
 def _is_fp32_on_gpu(node: Any, region_end: float) -> bool:
-    """Tell whether what an op takes comes from one inside the region that autocast runs in fp32 on a GPU, not on a CPU."""
+    """Tell whether an op takes what autocast ran in fp32 in the region, if on a GPU."""
     waiting = [node]
     for _ in range(_STEPS_BACK):
         waiting = [one for other in waiting for one, _ in other.next_functions if one is not None]
         for one in waiting:
-            plain = re.sub(r"Backward\d*$", "", one.name())
-            if (plain in _FP32_OPS or plain in _LOSSES) and one._sequence_nr() < region_end:
+            op = _op_of(one)
+            if (op in _FP32_OPS or op in _LOSSES) and one._sequence_nr() < region_end:
                 return True
-        waiting = [one for one in waiting if re.sub(r"Backward\d*$", "", one.name()) in _PASSING_ON]
+        waiting = [one for one in waiting if _op_of(one) in _PASSING_ON]
     return False
 
 
 def _source(node: Any) -> str:
-    """Return the name of the node whose output a node takes, without casts in between."""
+    """Return the op whose output a node takes, without casts in between."""
     node = node.next_functions[0][0]
-    while node is not None and node.name().startswith("ToCopy"):
+    while _op_of(node) == "ToCopy":
         node = node.next_functions[0][0]
-    return "" if node is None else str(node.name())
+    return _op_of(node)
 
 
 def _factor(node: Any) -> float:
     """Return the number by which a loss is multiplied at its end: 1024 for `loss * 1024`."""
     factor = 1.0
     while node is not None and node.name() in ("MulBackward0", "DivBackward0"):
-        held = [one for one in (node._saved_self, node._saved_other) if one is not None and one.numel() == 1]
+        saved = [one for one in (node._saved_self, node._saved_other) if one is not None]
+        held = [one for one in saved if one.numel() == 1]
         ways = [one for one, _ in node.next_functions if one is not None]
         if len(held) != 1 or len(ways) != 1:
             break
-        with _disable_current_modes():  # a watch is given such a tensor as a plain number, which torch then refuses
+        # A watch is given such a tensor as a plain number, which torch then refuses.
+        with _disable_current_modes():
             number = float(held[0])
-        factor *= number if node.name() == "MulBackward0" else 1 / number if number else 1.0
+        factor *= number if _op_of(node) == "Mul" else 1 / number if number else 1.0
         node = ways[0]
     return abs(factor)
 
@@ -138,7 +146,8 @@ def next_node() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
-def _nodes(roots: list[Any]) -> Iterator[Any]:
+def nodes_of(roots: list[Any]) -> Iterator[Any]:
+    """Yield the nodes of the graphs that end in some nodes."""
     met, waiting = set(roots), list(roots)
     while waiting and len(met) < _MOST:
         node = waiting.pop()

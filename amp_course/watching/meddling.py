@@ -1,4 +1,4 @@
-"""What is done to gradients on purpose, once they have been computed: make them larger or smaller, put an inf into them."""
+"""What is done to gradients on purpose: make them larger or smaller, put an inf into them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ def added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
     now = now.detach()
     if before is None:
         return now
-    if now.layout == before.layout == torch.strided and now.shape == before.shape and torch.equal(now, before):
+    if (
+        now.layout == before.layout == torch.strided
+        and now.shape == before.shape
+        and torch.equal(now, before)
+    ):
         return None
     added = now - before
     return added if added.layout != torch.strided or bool((added != 0).any()) else None

@@ -1,4 +1,4 @@
-"""Watch a model while it trains: every tenth forward pass, and the backward pass that belongs to it, is measured."""
+"""Watch a model while it trains: every tenth forward pass, and its backward pass, is measured."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def watch_ranges(
     bell: float = 2.0,
     say: Callable[[str], Any] = print,
 ) -> RangeWatch:
-    """Watch a model's activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
+    """Watch activations, weights and gradients inside a `with`, or from `.start()` to `.stop()`.
 
-    An activation is what a leaf module returns, one with no modules inside. The result of an op between two modules is not
-    seen: attention scores that `forward` computes with `@` may overflow without a word. Pass such a result through an
-    `nn.Identity` that is a part of the model, and it is measured, too.
+    An activation is what a leaf module returns, one with no modules inside. The result of an op
+    between two modules is not seen: attention scores that `forward` computes with `@` may overflow
+    without a word. Pass such a result through an `nn.Identity` that is a part of the model, and it
+    is measured, too.
 
     model: a module of yours; only what it computes with gradients enabled is watched
     dtype: the format whose range counts
     every: forward passes from one that is measured to the next; the first is measured
-    bell:  doublings of headroom at or below which a module is reported, once, through `say`; -inf for never
+    bell:  doublings of headroom from which a module is reported, once, by `say`; -inf for never
 
-    Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises TypeError for what is not a
-    module, ValueError for an `every` below 1 or a dtype that is not a float.
+    Nothing of the training changes. What `torch.compile` compiled runs uncompiled meanwhile. Raises
+    TypeError for what is not a module, ValueError for an `every` below 1 or a dtype that is not a
+    float.
     Example: with watch_ranges(model) as ranges: train(); print(ranges)
     """
     if not isinstance(model, nn.Module):
@@ -49,7 +51,10 @@ def watch_ranges(
     if every < 1:
         raise ValueError(f"every is {every}: 1 measures each forward pass, 10 each tenth.")
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype is {short(dtype)}, which has no range to leave: take torch.float16 or torch.bfloat16.")
+        raise ValueError(
+            f"dtype is {short(dtype)}, which has no range to leave: take torch.float16 or "
+            "torch.bfloat16."
+        )
     return RangeWatch(model, dtype, every, bell, say)
 
 
@@ -62,14 +67,21 @@ class RangeWatch:
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, every: int, bell: float, say: Callable[[str], Any]
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        every: int,
+        bell: float,
+        say: Callable[[str], Any],
     ) -> None:
         self.model, self.dtype = uncompiled(model), dtype
         self.every, self.bell, self.say = every, bell, say
         self.readings: deque[Reading] = deque(maxlen=_MOST)
         self.passes = 0
         self.bells: list[str] = []
-        self.aside: Callable[[], AbstractContextManager[Any]] = nullcontext  # for what others who watch are not to see
+        self.aside: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext  # for what others who watch are not to see
+        )
         self._rung: set[tuple[str, Kind]] = set()
         self._measuring = False
         self._stack = ExitStack()
@@ -80,9 +92,14 @@ class RangeWatch:
             raise RuntimeError("this watch is on already: `.stop()` it first.")
         self._stack = ExitStack()
         self._stack.enter_context(uncompiled_run())
-        leaves = {module: path for path, module in self.model.named_modules() if next(module.children(), None) is None}
+        named = self.model.named_modules()
+        leaves = {module: path for path, module in named if not any(module.children())}
         self._leaves = WeakKeyDictionary(leaves)
-        points = {"module_begins": self._begins, "module_ends": self._ends, "backward": self._backward}
+        points = {
+            "module_begins": self._begins,
+            "module_ends": self._ends,
+            "backward": self._backward,
+        }
         self._stack.enter_context(taps.listening(points))
         self._watches = True
         return self
@@ -105,14 +122,11 @@ class RangeWatch:
     def _begins(self, module: nn.Module, args: Any) -> None:
         if module is not self.model:
             return
-        if not torch.is_grad_enabled():
-            self._measuring = False
-            return
-        self.passes += 1
-        self._measuring = (self.passes - 1) % self.every == 0
-        if self._measuring:
-            for path, weight in self.model.named_parameters():
-                self._read(path, "weight", weight)
+        enabled = torch.is_grad_enabled()
+        self.passes += enabled
+        self._measuring = enabled and (self.passes - 1) % self.every == 0
+        for path, weight in self.model.named_parameters() if self._measuring else ():
+            self._read(path, "weight", weight)
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._measuring and torch.is_grad_enabled() and module in self._leaves:
@@ -121,7 +135,9 @@ class RangeWatch:
             self._measuring = False
 
     def _leaf(self, path: str, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:  # recomputed by a checkpoint, in the backward pass
+        if (
+            torch._C._current_graph_task_id() != -1
+        ):  # recomputed by a checkpoint, in a backward pass
             return
         number, me = self.passes, ref(self)
         for tensor in tensors_in(output):
@@ -136,7 +152,7 @@ class RangeWatch:
 
                 tensor.grad_fn.register_prehook(hook)
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: taps.Original, *args: Any, **kwargs: Any) -> Any:
         if not self._measuring:
             return original(*args, **kwargs)
         before = {path: _mark(weight.grad) for path, weight in self.model.named_parameters()}
@@ -147,13 +163,15 @@ class RangeWatch:
         return result
 
     def _read(self, path: str, kind: Kind, tensor: Tensor, number: int | None = None) -> None:
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # by vmap: it has no values to read
-        if mapped or not tensor.is_floating_point() or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # by vmap: has no values
+        empty = mapped or tensor.is_sparse or tensor.is_meta or not tensor.numel()
+        if empty or not tensor.is_floating_point():
             return
         with self.aside():
             reading = read_range(tensor, self.dtype, number or self.passes, path, kind)
         self.readings.append(reading)
-        if self.bell > -math.inf and not reading.headroom > self.bell and (path, kind) not in self._rung:
+        hot = self.bell > -math.inf and not reading.headroom > self.bell
+        if hot and (path, kind) not in self._rung:
             self._rung.add((path, kind))
             self.bells.append(_bell(reading, self.dtype))
             self.say(self.bells[-1])
@@ -161,7 +179,7 @@ class RangeWatch:
     # ---- what came of it ----
 
     def of(self, kind: Kind) -> dict[str, list[Reading]]:
-        """Return the readings of one kind, module by module, in the order in which the modules first ran."""
+        """Return the readings of one kind, module by module, in the order of their first run."""
         if kind not in KINDS:
             raise ValueError(f"kind is {kind!r}: choose one of {', '.join(KINDS)}.")
         found: dict[str, list[Reading]] = {}
@@ -171,23 +189,29 @@ class RangeWatch:
         return found
 
     def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first: where each kind has the least headroom, and where it loses most."""
+        """Return a table, its head first: where each kind has least headroom and loses most."""
         rows = [["kind", "least headroom in", "doublings", "pass", "most lost in", "share", "pass"]]
         for kind in KINDS:
             readings = [one for one in self.readings if one.kind == kind]
             if readings:
-                hot = min(readings, key=lambda one: -math.inf if math.isnan(one.headroom) else one.headroom)
+                hot = min(readings, key=_headroom)
                 cold = max(readings, key=lambda one: one.lost)
-                lost = [cold.module, f"{100 * cold.lost:.3g} %", f"{cold.number:,}"] if cold.lost else ["none", "", ""]
-                rows.append([kind, hot.module or "the model", _doublings(hot), f"{hot.number:,}", *lost])
+                lost = ["none", "", ""]
+                if cold.lost:
+                    lost = [cold.module, f"{100 * cold.lost:.3g} %", f"{cold.number:,}"]
+                place = [hot.module or "the model", _doublings(hot), f"{hot.number:,}"]
+                rows.append([kind, *place, *lost])
         return rows
 
     def __str__(self) -> str:
         if not self.readings:
-            return "Nothing was measured: the model has not run with gradients enabled while it was watched."
-        named = short(self.dtype)
-        measured = len({one.number for one in self.readings})
-        return f"{measured:,} of {self.passes:,} forward passes measured, for {named}\n{text_table(self.rows())}"
+            return (
+                "Nothing was measured: the model has not run with gradients enabled while it was "
+                "watched."
+            )
+        numbers = {one.number for one in self.readings}
+        measured = f"{len(numbers):,} of {self.passes:,} forward passes measured"
+        return f"{measured}, for {short(self.dtype)}\n{text_table(self.rows())}"
 
     __repr__ = __str__
 
@@ -202,6 +226,10 @@ def _mark(grad: Tensor | None) -> tuple[int, int] | None:
     return None if grad is None else (id(grad), grad._version)
 
 
+def _headroom(reading: Reading) -> float:
+    return -math.inf if math.isnan(reading.headroom) else reading.headroom
+
+
 def _doublings(reading: Reading) -> str:
     if math.isnan(reading.largest):
         return "NaN"
@@ -212,10 +240,7 @@ def _bell(reading: Reading, dtype: torch.dtype) -> str:
     where = f"pass {reading.number}: the {reading.kind} of {reading.module or 'the model'}"
     if not reading.finite:
         return f"{where} holds {'NaN' if math.isnan(reading.largest) else 'inf'}."
-    most = torch.finfo(dtype).max
+    end, reached = f"{torch.finfo(dtype).max:.6g}", f"{where} reaches {reading.largest:.4g}"
     if reading.headroom < 0:
-        return f"{where} reaches {reading.largest:.4g}, beyond {short(dtype)}, which ends at {most:.6g}."
-    return (
-        f"{where} reaches {reading.largest:.4g}, {reading.headroom:.1f} doublings below the end of {short(dtype)} at "
-        f"{most:.6g}."
-    )
+        return f"{reached}, beyond {short(dtype)}, which ends at {end}."
+    return f"{reached}, {reading.headroom:.1f} doublings below the end of {short(dtype)} at {end}."

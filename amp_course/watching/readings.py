@@ -28,8 +28,8 @@ class Reading:
     smallest: the smallest magnitude above 0, in a sample of the elements; NaN if all are 0
     zero:     share of zeros in the sample
     lost:     share of the sample that is not 0 and would be in the watched format
-    headroom: how often the largest could double before it overflowed in the watched format: 16 for 1.0 in fp16; below 0 it
-              already does; inf for a tensor of zeros, NaN for a NaN
+    headroom: how often the largest could double before it overflowed in the watched format: 16 for
+              1.0 in fp16; below 0 it already does; inf for a tensor of zeros, NaN for a NaN
     """
 
     number: int
@@ -44,7 +44,6 @@ class Reading:
 
     @property
     def finite(self) -> bool:
-        """Whether all elements are finite."""
         return math.isfinite(self.largest)
 
 
@@ -52,12 +51,15 @@ class Reading:
 def read_range(
     tensor: Tensor, dtype: torch.dtype, number: int = 1, module: str = "", kind: Kind = "activation"
 ) -> Reading:
-    """Look at a tensor with the format `dtype` in mind. Raises ValueError if either has no range to speak of.
+    """Look at a tensor with the format `dtype` in mind. Raises ValueError if either has no range.
 
-    Example: read_range(torch.tensor([1024.0, 2.0**-26]), torch.float16).headroom → 6.0 (and lost → 0.5)
+    Example: read_range(torch.tensor([1024.0, 2.0**-26]), torch.float16) → headroom 6.0, lost 0.5
     """
     if not (tensor.is_floating_point() and dtype.is_floating_point) or not tensor.numel():
-        raise ValueError(f"a range needs floats, at least one, and this is {short(tensor.dtype)} × {tensor.numel()}.")
+        raise ValueError(
+            "a range needs floats, at least one, and this is "
+            f"{short(tensor.dtype)} × {tensor.numel()}."
+        )
     limits = torch.finfo(dtype)
     values = tensor.detach()
     low, high = torch.aminmax(values)
@@ -71,7 +73,8 @@ def read_range(
     smallest = float(sample.masked_fill(~above, math.inf).min())
     return Reading(
         number, module, kind, short(tensor.dtype), largest,
-        smallest if math.isfinite(smallest) else math.nan, 1 - float(above.float().mean()), float(gone.float().mean()),
+        smallest if math.isfinite(smallest) else math.nan,
+        1 - float(above.float().mean()), float(gone.float().mean()),
         _headroom(largest, limits.max),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What an audit looks at and what it writes down: the reader's live training, and the events of one update in their order."""
+"""What is watched and written down: the live training, and the events of one update in order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from amp_course.watching.births import Line
 _MOST = 2**24  # numbers of a gradient that are kept; of a larger one every second, third …
 
 
+def weights_of(optimizer: Any) -> list[Tensor]:
+    """Return the parameters of all groups of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 class Layout:
-    """How the gradients of a list of parameters lie in one flat float32 vector: every number, or of a large model a sample.
+    """How gradients lie in one flat float32 vector: every number, or a sample of a large model's.
 
     slices: where each parameter lies
     """
@@ -27,35 +32,35 @@ class Layout:
         self.shapes = [p.shape for p in self.parameters]
         self.stride = max(1, math.ceil(sum(p.numel() for p in self.parameters) / _MOST))
         self.slices: list[slice] = []
-        start = 0
+        self.size = 0
         for p in self.parameters:
-            numbers = p.numel() * (2 if p.is_complex() else 1)
-            self.slices.append(slice(start, start := start + math.ceil(numbers / self.stride)))
-        self.size = start
+            begin, self.size = self.size, self.size + math.ceil(p.numel() / self.stride)
+            self.slices.append(slice(begin, self.size))
 
     def flat(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Lay tensors out, one for each parameter; None gives zeros."""
-        if self.stride == 1 and all(map(_is_plain, tensors)) and len({t.device for t in tensors if t is not None}) == 1:
+        devices = {t.device for t in tensors if t is not None}
+        if self.stride == 1 == len(devices) and all(map(_is_plain, tensors)):
             return torch.cat([t.detach().reshape(-1) for t in tensors if t is not None])
         device = self.parameters[0].device if self.parameters else "cpu"
-        flat = torch.zeros(self.size, device=device if device != torch.device("meta") else "cpu")
+        flat = torch.zeros(self.size, device=device)
         for tensor, place in zip(tensors, self.slices, strict=True):
             if tensor is not None:
                 flat[place] = _dense(tensor).reshape(-1)[:: self.stride].float()
         return flat
 
     def gradient(self, tensors: Sequence[Tensor | None]) -> Gradient:
-        """Take the gradients down, one for each parameter."""
         norms = None
         if self.stride > 1:
-            norms = torch.stack(
-                [torch.zeros((), device="cpu") if t is None else _dense(t).float().norm().cpu() for t in tensors]
-            )
+            each = [0.0 if t is None else float(_dense(t).float().norm()) for t in tensors]
+            norms = torch.tensor(each, device="cpu")
         return Gradient(self, self.flat(tensors), tuple(t is not None for t in tensors), norms)
 
     def now(self) -> Gradient:
-        """Record the current gradients."""
         return self.gradient([p.grad for p in self.parameters])
+
+    def copies(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.parameters]
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
@@ -63,14 +68,12 @@ def _is_plain(tensor: Tensor | None) -> bool:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
 
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """The gradients of one optimizer's parameters: `values` is flat, float32, 0 for a parameter without a gradient.
+    """The gradients of one optimizer: `values` is flat, float32, 0 for a parameter without one.
 
     present: for each parameter, is there a gradient?
     """
@@ -87,22 +90,19 @@ class Gradient:
 
     @cached_property
     def finite(self) -> bool:
-        """Is every number finite?"""
         return bool(self.values.isfinite().all()) and bool(self.norms.isfinite().all())
 
     @cached_property
     def norms(self) -> Tensor:
-        """The norm of each parameter's gradient."""
         if self._norms is not None:
             return self._norms
         parts = [self.values[place] for place in self.layout.slices]
         if not parts:
             return torch.zeros(0, device="cpu")
-        return torch.stack(torch._foreach_norm(parts)).cpu() * math.sqrt(self.layout.stride)  # of a sample: about
+        return torch.stack(torch._foreach_norm(parts)).cpu() * math.sqrt(self.layout.stride)
 
     @cached_property
     def norm(self) -> float:
-        """The norm over all parameters."""
         return self.norms.double().norm().item()
 
     def replaced(self, other: Gradient, which: Sequence[bool]) -> Gradient:
@@ -116,16 +116,6 @@ class Gradient:
             norms = self._norms.clone()
             norms[chosen] = other._norms[chosen]
         return Gradient(self.layout, values, tuple(present), norms)
-
-    def rescales(self, other: Gradient) -> list[bool]:
-        """For each parameter: is its gradient here a multiple of the other one, and neither of them 0?"""
-        found = []
-        for place in self.layout.slices:
-            one, two = self.values[place].double(), other.values[place].double()
-            length = float(two @ two)
-            factor = float(one @ two) / length if length else 0.0
-            found.append(factor != 0 and float((one - factor * two).norm()) <= 1e-3 * float(one.norm()))
-        return found
 
     def __mul__(self, factor: float) -> Gradient:
         norms = None if self._norms is None else self._norms * factor
@@ -143,26 +133,23 @@ class Held:
 
 @dataclass(frozen=True)
 class Graph:
-    """What the graph of a loss tells: which ops' outputs are in 16 bits, and what cannot be looked into."""
+    """What the graph of a loss tells: which ops gave 16 bits, and what cannot be looked into."""
 
     low: frozenset[torch.dtype] = frozenset()  # the 16-bit dtypes met
     casts: bool = False  # some op cast to 16 bits, as autocast does
     opaque: bool = False  # compiled or hand-written functions
     loss_ops: tuple[tuple[str, torch.dtype], ...] = ()  # loss functions that ran in 16 bits
-    late_ops: tuple[tuple[str, torch.dtype], ...] = ()  # sums and the like that ran in 16 bits after the last region
+    late_ops: tuple[tuple[str, torch.dtype], ...] = ()  # sums and the like, after the last region
     fp32_matmuls: int = 0  # ops that autocast runs in 16 bits, and that ran in fp32
     factor: float = 1.0  # by which the loss is multiplied at its end
     softmax_twice: bool = False  # the log of a softmax is taken of a softmax
     single_class: bool = False  # a log-softmax is taken over one number
-    ratio: float = math.nan  # how far exp(a - b) is from 1, at most: of PPO's ratio of probabilities
+    ratio: float = math.nan  # how far exp(a - b), PPO's ratio of probabilities, is from 1 at most
 
 
 @dataclass(eq=False)
 class Event:
-    """Something that happened: `call` is the number of the micro-batch in which it did, `line` the one that made it happen.
-
-    That is the innermost line outside torch and this package.
-    """
+    """Something that happened: in the micro-batch of number `call`, by the reader's `line`."""
 
     call: int
     line: Line | None = field(default=None, kw_only=True)
@@ -190,7 +177,7 @@ class Backward(Event):
 
 @dataclass(eq=False)
 class Call(Event):
-    """A call of a scaler or a scheduler: `name` is "scale", "unscale", "scaler.step", "update" or "scheduler".
+    """A call: `name` is "scale", "unscale", "scaler.step", "update" or "scheduler".
 
     number: of the optimizer, or of the scheduler; -1 for one that is not known
     empty:  before "unscale" and "scaler.step", was there no gradient?
@@ -222,9 +209,9 @@ class Region(Event):
 class Step(Event):
     """A step of an optimizer.
 
-    gradient: by which it moved the weights, unscaled: what its `step` and the hooks of that did to `.grad` before is in it
+    gradient: by which it moved the weights, unscaled: what its hooks, and a `step` that goes on to
+              torch's own, did to `.grad` before is in it
     given:    what lay in `.grad` when `step` was called, unscaled
-    certain:  False if `step` has a loop of its own, and `gradient` is what lay there afterwards
     """
 
     number: int
@@ -236,7 +223,6 @@ class Step(Event):
     by_scaler: bool = False
     optimizer: Any = None
     rest: float = 0.0  # the norm of all other gradients at that moment
-    certain: bool = True
 
     def __post_init__(self) -> None:
         self.given = self.gradient
@@ -249,45 +235,41 @@ class Step(Event):
 
 @dataclass(eq=False)
 class Update:
-    """What one update did: `accumulate` calls of the step, or several such groups until each optimizer has stepped."""
+    """What one update did: a group of calls, or several until each optimizer has stepped."""
 
     scales: list[float]
     events: list[Event] = field(default_factory=list)
     calls: int = 0
     scales_after: list[float] = field(default_factory=list)
-    references: list[list[Gradient]] = field(default_factory=list)  # for each call, for each slot: of the fp32 loss
+    references: list[list[Gradient]] = field(default_factory=list)  # of the loss
     reference_error: str = ""
     changed: list[bool] = field(default_factory=list)  # for each slot: did a weight change
     spoilt: list[bool] = field(default_factory=list)  # for each slot: is a weight not finite now
-    left: dict[int, float] = field(default_factory=dict)  # slot → share of its last step that stays
+    left: dict[int, float] = field(default_factory=dict)  # slot → share of a step that stays
     left_open: bool = False  # autocast is still on
     differentiated: int = 0  # runs of the autograd engine
     second_order: bool = False  # one of them made a graph of its own
     returned: str = ""  # the kind of what the last call returned
     scalers_made: int = 0
-    losses_outside: list[tuple[str, torch.dtype]] = field(
-        default_factory=list
-    )  # loss functions called on 16 bits, no autocast
+    # Loss functions that were called on 16 bits without autocast
+    losses_outside: list[tuple[str, torch.dtype]] = field(default_factory=list)
     error: BaseException | None = None
-    modes: dict[nn.Module, bool] = field(
-        default_factory=dict
-    )  # was a layer in training mode at the first backward pass
+    # Was a layer in training mode at the first backward pass?
+    modes: dict[nn.Module, bool] = field(default_factory=dict)
 
     def of(self, kind: type[Any]) -> Iterator[Any]:
-        """The events of one kind, in order."""
         return (event for event in self.events if isinstance(event, kind))
 
     @property
     def backwards(self) -> list[Backward]:
-        """The backward passes, in order."""
         return list(self.of(Backward))
 
     def steps(self, number: int | None = None) -> list[Step]:
         """The steps of one optimizer, or of all that were passed."""
-        return [one for one in self.of(Step) if (number is None and one.number >= 0) or one.number == number]
+        steps = [one for one in self.of(Step) if one.number >= 0]
+        return steps if number is None else [one for one in self.of(Step) if one.number == number]
 
     def called(self, name: str, number: int | None = None) -> list[Call]:
-        """The calls of a name, for one optimizer or scheduler, or all."""
         return [one for one in self.of(Call) if one.name == name and number in (None, one.number)]
 
     @property
@@ -313,55 +295,63 @@ class Meddling:
 
 @dataclass
 class Training:
-    """The reader's live objects. A slot is the parameters of one optimizer; the last slot is what only the models hold."""
+    """The live objects. A slot is an optimizer's parameters, the last what only the models hold."""
 
     train_step: Callable[..., Any]
     models: list[nn.Module]
     optimizers: list[torch.optim.Optimizer]
     scalers: list[torch.amp.GradScaler]
     schedulers: list[Any]
-    loss: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None  # a sequence: one for each optimizer
+    # A sequence has one for each optimizer
+    loss: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
     hint_last: bool = False  # the step takes `last=`
-    modes: Mapping[nn.Module, bool] = field(default_factory=dict)  # what the step sets its layers to
+    # What the step sets its layers to
+    modes: Mapping[nn.Module, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        held = [[p for g in o.param_groups for p in g["params"]] for o in self.optimizers]
+        held = [weights_of(one) for one in self.optimizers]
         known = {id(p) for one in held for p in one}
         rest = [p for name, p in self.model_parameters.items() if name not in known]
         self.slots = [Layout(one) for one in [*held, rest]]
 
     def has_other_parameters(self) -> bool:
-        """Tell whether an optimizer has lost parameters that it had at the beginning, or some have another shape."""
-        for slot, optimizer in zip(self.slots, self.optimizers, strict=False):  # the last slot has no optimizer
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if any(id(p) not in held for p in slot.parameters):
+        """Tell whether an optimizer has lost parameters since, or some have another shape."""
+        for slot, optimizer in zip(self.slots[:-1], self.optimizers, strict=True):
+            if not set(map(id, slot.parameters)) <= set(map(id, weights_of(optimizer))):
                 return True
         return any([p.shape for p in slot.parameters] != slot.shapes for slot in self.slots)
 
     @property
+    def parameters(self) -> list[Tensor]:
+        return [p for slot in self.slots for p in slot.parameters]
+
+    @property
     def model_parameters(self) -> dict[int, Tensor]:
-        """The parameters of the models, by their id."""
         return {id(p): p for model in self.models for p in model.parameters()}
 
     def twins(self, number: int) -> list[int] | None:
-        """Return, for fp32 masters, the place in the last slot of the model's parameter that each one is a copy of.
+        """Return, for fp32 masters, the place in the last slot of what each is a copy of.
 
-        -1 for a parameter of the model's own; None if the optimizer's other parameters do not match the model's, one by one.
+        -1 for a parameter of the model's own; None if the others do not match the model's, one by
+        one.
         """
-        own = self.model_parameters
-        rest = [n for n, p in enumerate(self.slots[-1].parameters) if p.requires_grad]
-        places, left = [], iter(rest)
+        own, last = self.model_parameters, self.slots[-1]
+        left = (n for n, p in enumerate(last.parameters) if p.requires_grad)
+        places = []
         for p in self.slots[number].parameters:
             place = -1 if id(p) in own else next(left, None)
-            if place is None or (place >= 0 and self.slots[-1].parameters[place].shape != p.shape):
+            if place is None or (place >= 0 and last.parameters[place].shape != p.shape):
                 return None
             places.append(place)
-        return places if next(left, None) is None and self.slots[-1].stride == self.slots[number].stride == 1 else None
+        whole = last.stride == self.slots[number].stride == 1
+        return places if whole and next(left, None) is None else None
+
+    def current_modes(self) -> dict[nn.Module, bool]:
+        return {module: module.training for model in self.models for module in model.modules()}
 
     @property
     def device_type(self) -> str:
-        """The kind of device the parameters are on."""
-        return next((p.device.type for slot in self.slots for p in slot.parameters), "cpu")
+        return next((p.device.type for p in self.parameters), "cpu")
 
     def scales(self) -> list[float]:
         """The current loss scales, one for each scaler that is on."""

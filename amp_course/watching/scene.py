@@ -1,6 +1,7 @@
 """A small training on which an exercise runs a reader's step, watched by the auditor's observer.
 
-What comes of the step is told as facets, in the order in which a fault is explained: dtypes, passes, gradients, weights, scale.
+What comes of it is told as facets, in the order in which a fault is explained: dtypes, passes,
+gradients, weights, scale.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Scene:
-    """A model of 16 features and 5 classes, with its batches, loss, optimizer and perhaps a scaler, drawn by `draw`.
+    """A model of 16 features and 5 classes, with all that trains it, drawn by `draw`.
 
     batches:     how many, of `rows` rows each
-    overflow_at: the numbers of those whose inputs are too large for fp16: their gradients become NaN
+    overflow_at: numbers of those whose inputs are too large for fp16: their gradients become NaN
     scaler:      options for a `GradScaler`, or None for no scaler
     layer_dtypes, loss_dtypes: what the first layer and the loss gave, call by call
     """
@@ -45,10 +46,13 @@ class Scene:
         self.model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5))
         for parameter in self.model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
-        self.model[0].register_forward_hook(lambda module, args, output: self.layer_dtypes.append(output.dtype))
+        self.model[0].register_forward_hook(
+            lambda module, args, output: self.layer_dtypes.append(output.dtype)
+        )
         self.batches: list[Batch] = []
         for number in range(batches):
-            inputs = torch.randn(rows, 16, generator=generator) * (1e6 if number in overflow_at else 1.0)
+            size = 1e6 if number in overflow_at else 1.0
+            inputs = torch.randn(rows, 16, generator=generator) * size
             self.batches.append((inputs, torch.randint(0, 5, (rows,), generator=generator)))
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
         self.scaler = None if scaler is None else torch.amp.GradScaler("cpu", **scaler)
@@ -56,21 +60,20 @@ class Scene:
         self.loss_dtypes: list[torch.dtype] = []
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy."""
         loss = cross_entropy(outputs, targets)
         self.loss_dtypes.append(loss.dtype)
         return loss
 
     def weights(self) -> Tensor:
-        """Return a copy of all weights, as one flat tensor."""
         return flat(self.model.parameters())
 
     @contextmanager
     def watch(self) -> Iterator[Update]:
-        """Record what a call of the step does; whatever model and optimizer it uses must be those of the scene."""
+        """Record what a call of the step does, with the scene's model and optimizer."""
         self.layer_dtypes, self.loss_dtypes = [], []
         scalers = [] if self.scaler is None else [self.scaler]
-        with Observer(Training(lambda: None, [self.model], [self.optimizer], scalers, []), graphs=True) as observer:
+        training = Training(lambda: None, [self.model], [self.optimizer], scalers, [])
+        with Observer(training, graphs=True) as observer:
             try:
                 yield observer.update
             except Failed as failed:
@@ -78,30 +81,32 @@ class Scene:
                 raise
 
     def clues(self, update: Update) -> dict[str, Any]:
-        """Return what tells mistakes apart that have one effect: what the backward passes brought, and the order of events."""
+        """Return what tells apart mistakes of one effect: what arrived, the order of events."""
         names = {id(one): "update" for one in update.called("update")}
-        names |= {id(one): type(one).__name__ for one in update.events if isinstance(one, (Backward, Step))}
-        return {
-            "arrived": [gradient.norm for one in update.backwards for gradient in one.arrived.values()],
-            "order": [names[id(one)] for one in update.events if id(one) in names],
-        }
+        events = [one for one in update.events if isinstance(one, (Backward, Step))]
+        names |= {id(one): type(one).__name__ for one in events}
+        arrived = [one.norm for event in update.backwards for one in event.arrived.values()]
+        order = [names[id(one)] for one in update.events if id(one) in names]
+        return {"arrived": arrived, "order": order}
 
     def facets(self, update: Update) -> dict[str, Any]:
         """Return what a step did, in the order in which it is explained."""
         steps = update.steps(0)
-        return {
+        layer, loss = _names(self.layer_dtypes), _names(self.loss_dtypes)
+        inside = sum(one.in_autocast for one in update.backwards)
+        facets = {
             "the dtype of the weights": _names(p.dtype for p in self.model.parameters()),
-            "the dtype that the first layer computes in": _names(self.layer_dtypes)
+            "the dtype that the first layer computes in": layer
             or "unknown, as the model never ran",
-            "the dtype that the loss is computed in": _names(self.loss_dtypes) or "unknown, as `loss_fn` never ran",
-            "the number of backward passes inside the autocast region": sum(
-                one.in_autocast for one in update.backwards
-            ),
+            "the dtype that the loss is computed in": loss or "unknown, as `loss_fn` never ran",
+            "the number of backward passes inside the autocast region": inside,
             "the number of optimizer steps": len(steps),
             "the gradient at the step": [one.gradient.values.clone() for one in steps],
             "the weights after the step": self.weights(),
-            **({} if self.scaler is None else {"the loss scale after the step": self.scaler.get_scale()}),
         }
+        if self.scaler is not None:
+            facets["the loss scale after the step"] = self.scaler.get_scale()
+        return facets
 
 
 def flat(tensors: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""Watch a script's training as it runs: the auditor's observer, cut into updates wherever the script begins the next one.
+"""Watch a script's training as it runs: the observer, cut into updates where the next one begins.
 
-An update is complete once every optimizer has stepped, or was asked to by a scaler that skipped; the next one begins with the
-next autocast region or backward pass.
+An update is complete once every optimizer has stepped, or was asked to by a scaler that skipped;
+the next one begins with the next autocast region or backward pass.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,17 @@ from torch import Tensor
 
 from amp_course.watching.births import Line
 from amp_course.watching.observer import Observer, _Stepping
-from amp_course.watching.records import Backward, Call, Event, Meddling, Region, Step, Training, Update
+from amp_course.watching.records import (
+    Backward,
+    Call,
+    Event,
+    Meddling,
+    Region,
+    Step,
+    Training,
+    Update,
+)
+from amp_course.watching.taps import Original
 from amp_course.watching.uses import steps_of
 from amp_course.watching.values import all_finite
 
@@ -28,7 +38,7 @@ _PATIENCE = 8  # steps of one optimizer without one of another, which then count
 
 @dataclass(eq=False)
 class Clip(Event):
-    """A call that clips gradients of these optimizers: to `limit`, a norm of `norm`; those of `scaled` carry a loss scale."""
+    """A call that clips a `norm` of some optimizers to `limit`; `scaled`: with a loss scale."""
 
     numbers: frozenset[int]
     limit: float
@@ -38,7 +48,7 @@ class Clip(Event):
 
 @dataclass(frozen=True)
 class Use:
-    """What one optimizer's step used: `norm` of its gradients, against `arrived`, that of what the backward passes brought.
+    """What a step used: the `norm` of its gradients, and of what `arrived` by backward passes.
 
     scale: that the loss carried for certain; None where that cannot be told
     """
@@ -78,7 +88,7 @@ class Summary:
 
 @dataclass
 class Script:
-    """What is known of a script's updates: the last two in full, of the others what `Summary` keeps."""
+    """What is known of a script's updates: the last two in full, and summaries."""
 
     summaries: list[Summary] = field(default_factory=list)
     recent: list[Update] = field(default_factory=list)
@@ -86,7 +96,7 @@ class Script:
     lines: dict[str, Counter[Line]] = field(default_factory=dict)  # of events, by their kinds
 
     def most_common_lines(self) -> dict[str, str]:
-        """Return, for each kind of event, the line that made most of them, as a message writes it."""
+        """Return, for each kind of event, the line that made most of them."""
         return {kind: str(lines.most_common(1)[0][0]) for kind, lines in self.lines.items()}
 
 
@@ -95,7 +105,7 @@ class ScriptObserver(Observer):
 
     aside:    a context for what is not part of the training
     trouble:  what went wrong in the observing itself, which then ends; the script goes on
-    complete: is called after each update, with the update; returns what to do to the gradients of the next one
+    complete: is called after each update; returns what to do to the gradients of the next one
     """
 
     def __init__(
@@ -109,10 +119,10 @@ class ScriptObserver(Observer):
         self.aside, self.script = aside, script
         self._completed = complete
         self.trouble: Exception | None = None
-        self._scaled: dict[
-            int, tuple[weakref.ref[Tensor], float]
-        ] = {}  # id → a tensor that `scale` gave, with the scale
-        self._scale_of: dict[int, float | None] = {}  # id of a backward event → the scale of its loss
+        # id → a tensor that `scale` gave, with the scale
+        self._scaled: dict[int, tuple[weakref.ref[Tensor], float]] = {}
+        # id of a backward event → the scale of its loss
+        self._scale_of: dict[int, float | None] = {}
         self._own_call = False  # the next backward pass belongs to a micro-batch that has begun
 
     def __enter__(self) -> ScriptObserver:
@@ -126,7 +136,8 @@ class ScriptObserver(Observer):
         self._note_step(optimizer, closure=True)
 
     def _points(self) -> dict[str, Callable[..., Any]]:
-        return super()._points() | {"scale": self._scale, "clip_norm": self._clip, "clip_value": self._clip}
+        more = {"scale": self._scale, "clip_norm": self._clip, "clip_value": self._clip}
+        return super()._points() | more
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -139,7 +150,8 @@ class ScriptObserver(Observer):
             self.end_update()
             if isinstance(event, Backward):
                 event.moved = False
-        if begins and not (isinstance(event, Backward) and self._own_call) and self.update.backwards:
+        goes_on = isinstance(event, Backward) and self._own_call
+        if begins and not goes_on and self.update.backwards:
             self.call += 1
         self._own_call = isinstance(event, Region) if begins else self._own_call
         if begins:
@@ -152,7 +164,8 @@ class ScriptObserver(Observer):
 
     def _is_complete(self) -> bool:
         tried = [number for one in self.update.events if (number := _tried(one)) is not None]
-        if not tried or not self.update.backwards or any(one.noted for one in self._stepping_now):  # in a closure
+        in_closure = any(one.noted for one in self._stepping_now)
+        if in_closure or not tried or not self.update.backwards:
             return False
         missing = set(range(len(self.training.optimizers))) - set(tried) - self.script.idle
         if missing and max(map(tried.count, tried)) >= _PATIENCE:
@@ -161,25 +174,17 @@ class ScriptObserver(Observer):
         return not missing
 
     def end_update(self) -> None:
-        """Close the current update, and begin the next."""
-        try:
-            self._end_update()
-        except Exception as error:
-            self._give_up(error)
-
-    def _end_update(self) -> None:
-        with self.aside(), torch.no_grad():
+        with self._apart(), torch.no_grad():
             update, training = self.update, self.training
             update.scales_after = training.scales()
             update.scalers_made = len(self._made)
             for slot, was in zip(training.slots, self._start, strict=True):
                 now = [p.detach() for p in slot.parameters]
-                pairs = list(zip(now, was, strict=True))
-                update.changed.append(any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs))
+                update.changed.append(not all(map(torch.equal, now, was)))
                 update.spoilt.append(not all_finite(now))
             self.script.summaries.append(self._summary(update))
             self.script.recent = [*self.script.recent, update][-2:]
-            self._start = [[p.detach().clone() for p in slot.parameters] for slot in training.slots]
+            self._start = [slot.copies() for slot in training.slots]
             meddling = self._completed(update)
             self.update, self.call = Update(training.scales()), 0
             self.meddling = meddling or Meddling()
@@ -190,16 +195,17 @@ class ScriptObserver(Observer):
         for one in update.backwards:
             scale = self._scale_of.pop(id(one), None)
             one.scale = scale  # type: ignore[attr-defined]
-            seen = self.script.summaries or not self.training.scalers  # the first call of `scale` may come too early
+            # The first call of `scale` may come too early.
+            seen = self.script.summaries or not self.training.scalers
             if seen or scale is not None:
                 losses.append(one.value / (scale or 1.0))
                 share = one.graph.factor / (scale or 1.0)
                 divided &= math.isclose(share * len(update.backwards), 1.0, rel_tol=1e-3)
         return Summary(
             len(update.backwards), tuple(losses), tuple(update.scales), tuple(update.scales_after),
-            frozenset(one.number for one in update.called("scaler.step")), frozenset(one.number for one in update.steps()),
-            tuple(self._uses(update)), tuple(update.of(Clip)), len(update.called("scheduler")),
-            divided and bool(losses),
+            frozenset(one.number for one in update.called("scaler.step")),
+            frozenset(one.number for one in update.steps()), tuple(self._uses(update)),
+            tuple(update.of(Clip)), len(update.called("scheduler")), divided and bool(losses),
         )  # fmt: skip
 
     def _uses(self, update: Update) -> Iterator[Use]:
@@ -209,84 +215,72 @@ class ScriptObserver(Observer):
                 scales = {getattr(one, "scale", None) for one in parts}
                 if not parts or used.stale or len(scales) > 1 or not used.step.gradient.finite:
                     continue
-                total = sum((one.arrived[number].values for one in parts[1:]), parts[0].arrived[number].values)
-                stride = math.sqrt(parts[0].arrived[number].layout.stride)
-                unscaled = any(one.number == number for one in update.called("unscale"))
-                norm = float(used.step.gradient.values.norm()) * stride
+                arrivals = [one.arrived[number] for one in parts]
+                stride = math.sqrt(arrivals[0].layout.stride)
+                arrived = torch.stack([one.values for one in arrivals]).sum(0).norm()
+                norm = used.step.gradient.values.norm()
+                unscaled = bool(update.called("unscale", number))
                 yield Use(
-                    number, norm, float(total.norm()) * stride, scales.pop(), used.step.by_scaler, unscaled
+                    number, float(norm) * stride, float(arrived) * stride, scales.pop(),
+                    used.step.by_scaler, unscaled,
                 )  # fmt: skip
 
     # ---- what is watched, not counting what the doctor itself does ----
 
-    def _give_up(self, error: Exception) -> None:
-        self.trouble, self.paused = error, True
-
-    def _begin(self, tensors: Any) -> Backward:
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Do something that is not part of the training; if it fails, the observing ends."""
         try:
             with self.aside():
-                event = super()._begin(tensors)
+                yield
         except Exception as error:
-            self._give_up(error)
-            return Backward(self.call)
+            self.trouble, self.paused = error, True
+
+    def _begin(self, tensors: Any) -> Backward:
+        event = Backward(self.call)
+        with self._apart():
+            event = super()._begin(tensors)
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        known = [self._scaled[id(one)] for one in roots if id(one) in self._scaled]
-        if known and len(known) == len(roots) and all(ref() is one for (ref, _), one in zip(known, roots, strict=True)):
+        known = [self._scaled.get(id(one), (lambda: None, None)) for one in roots]
+        if known and all(of() is one for (of, _), one in zip(known, roots, strict=True)):
             self._scale_of[id(event)] = known[0][1]
         return event
 
-    def _arrived(self, event: Backward, before: Any) -> None:
-        if self.paused:
-            return
-        try:
-            with self.aside():
-                super()._arrived(event, before)
-        except Exception as error:
-            self._give_up(error)
+    def _arrived(self, *args: Any) -> None:
+        if not self.paused:
+            with self._apart():
+                super()._arrived(*args)
 
     def _note_step(self, optimizer: Any, *, closure: bool) -> None:
-        try:
-            with self.aside():
-                super()._note_step(optimizer, closure=closure)
-        except Exception as error:
-            self._give_up(error)
+        with self._apart():
+            super()._note_step(optimizer, closure=closure)
 
-    def _note_call(self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.paused:
-            return
-        try:
-            with self.aside():
-                super()._note_call(name, scaler, args, kwargs)
-        except Exception as error:
-            self._give_up(error)
+    def _note_call(self, *args: Any) -> None:
+        with self._apart():
+            super()._note_call(*args)
 
-    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if self.paused else super()._step_begins(optimizer, args, kwargs)
+    def _step_begins(self, *args: Any) -> Any:
+        return None if self.paused else super()._step_begins(*args)
 
     def _used(self, *args: Any) -> None:
-        self._try(super()._used, *args)
+        with self._apart():
+            super()._used(*args)
+
+    def _settle(self, *args: Any) -> None:
+        with self._apart():
+            super()._settle(*args)
 
     def _keep_weights(self, number: int) -> None:
         """Only an audit compares them with what is left."""
 
-    def _settle(self, *args: Any) -> None:
-        self._try(super()._settle, *args)
-
-    def _try(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
-            with self.aside():
-                function(*args)
-        except Exception as error:
-            self._give_up(error)
-
-    def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scale(self, original: Original, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._scaler_method("scale", original, scaler, *args, **kwargs)
         if isinstance(result, Tensor) and scaler.is_enabled():
             with self.aside():
                 self._scaled[id(result)] = weakref.ref(result), float(scaler.get_scale())
         return result
 
-    def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, original: Original, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         limit = next(iter(args), kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
         numbers = frozenset(self._slot_of[id(p)] for p in held if id(p) in self._slot_of)
@@ -301,7 +295,7 @@ class ScriptObserver(Observer):
         return result
 
     def _scaled_ones(self, numbers: frozenset[int]) -> frozenset[int]:
-        """Return the optimizers whose gradients came from a scaled loss last, and were not unscaled since."""
+        """Return the optimizers whose gradients carry a loss scale."""
         scaled: set[int] = set()
         for event in self.update.events:
             if isinstance(event, Backward):
@@ -313,7 +307,7 @@ class ScriptObserver(Observer):
 
 
 def _tried(event: Event) -> int | None:
-    """Return the number of the optimizer that an event steps, or that a scaler has decided about; None for any other event."""
+    """Return the number of the optimizer that an event is a step or a try of; else None."""
     steps = isinstance(event, Step) or (isinstance(event, Call) and event.name == "scaler.step")
     number = getattr(event, "number", -1)
     return number if steps and number >= 0 else None

@@ -1,19 +1,21 @@
 """The one place that patches torch: what watches a training listens here.
 
-A listener has functions that are named after points, as the attributes of an object or the keys of a dict. A point is a
-function of torch: its listener is called as `point(original, *args, **kwargs)`, calls `original` and returns what that returns;
-the one that listens longest is outermost. Of a hook, its arguments are passed as torch passes them. Nothing hangs on an object
-of the script's: functions, classes and torch's global hooks are patched, with the first listener, and put back after the last.
-While torch traces, scripts, exports or compiles, in workers of a DataLoader and among fake tensors, nobody is called.
+A listener has functions that are named after points, as attributes or as the keys of a dict. A
+point is a function of torch: its listener is called as `point(original, *args, **kwargs)`, calls
+`original` and returns what that returns; the one that listens longest is outermost. A hook gets its
+arguments as torch passes them. Nothing hangs on an object of the script's: functions, classes and
+torch's global hooks are patched, with the first listener, and put back after the last. While torch
+traces, scripts, exports or compiles, in workers of a DataLoader and among fake tensors, nobody is
+called.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -22,10 +24,15 @@ from torch.fx import _symbolic_trace
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import _utils, dataloader
 
+Original = Callable[..., Any]  # a function of torch's, as a listener gets it
 # Points, and where their functions are found.
 FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
     "backward": [(torch.autograd, "backward")],
@@ -46,38 +53,46 @@ FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
     "save": [(torch, "save"), (torch.serialization, "save")],
     "leave_join": [],  # Join.__exit__, which is imported when it is listened to
     "exit": [(os, "_exit")],
-    "move_weights": [],  # what torch's optimizers call with (parameters, gradients, …) to move them: `sgd`, `adam` …
+    "move_weights": [],  # torch.optim's `sgd`, `adam`, …, with (parameters, gradients, …)
 }
-SCALER_METHODS = {"scale": "scale", "unscale": "unscale_", "scaler_step": "step", "update": "update"}
+SCALER_METHODS = {
+    "scale": "scale",
+    "unscale": "unscale_",
+    "scaler_step": "step",
+    "update": "update",
+}
 SCHEDULER_METHODS = {"schedule": "step"}
-_TRACING = {"script": torch.jit, "trace": torch.jit, "trace_module": torch.jit, "export": torch.export}
+_TRACING = dict.fromkeys(("script", "trace", "trace_module"), torch.jit) | {"export": torch.export}
 HOOKS: dict[str, Callable[[Any], Any]] = {
     "module_begins": register_module_forward_pre_hook,  # (module, args)
-    "module_ends": functools.partial(register_module_forward_hook, always_call=True),  # (module, args, output)
-    "module_returns": functools.partial(
-        register_module_forward_hook, with_kwargs=True
-    ),  # (module, args, kwargs, output)
+    # (module, args, output), (module, args, kwargs, output)
+    "module_ends": partial(register_module_forward_hook, always_call=True),
+    "module_returns": partial(register_module_forward_hook, with_kwargs=True),
     "step_begins": register_optimizer_step_pre_hook,  # (optimizer, args, kwargs)
     "step_ends": register_optimizer_step_post_hook,
 }
 
 _listeners: dict[str, list[Callable[..., Any]]] = {}
-_patches: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}  # (id of owner, name) → owner, name, original, patch
-_tapped: dict[tuple[str, Any], Any] = {}  # one patch for a function that is found in two places
+# (id of owner, name) → owner, name, original, patch
+_patches: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 _hooks: list[list[Any]] = []  # point, hook, torch's handle
 _classes: dict[type, Mapping[str, str]] = {}  # met: scalers and schedulers
 
 
 @contextmanager
-def listening(listener: Any, scalers: Iterable[Any] = (), schedulers: Iterable[Any] = ()) -> Iterator[None]:
+def listening(
+    listener: Any, scalers: Iterable[Any] = (), schedulers: Iterable[Any] = ()
+) -> Iterator[None]:
     """Let an object, or a dict, be called at the points that it names.
 
-    scalers, schedulers: objects that are watched even if their classes have nothing to do with torch's
+    scalers, schedulers: are watched even if their classes have nothing to do with torch's
     """
-    get = listener.get if isinstance(listener, Mapping) else functools.partial(_attribute, listener)
+    named = isinstance(listener, Mapping)
+    get = listener.get if named else lambda name: getattr(listener, name, None)
     points = [*FUNCTIONS, *SCALER_METHODS, *SCHEDULER_METHODS]
     called = [(point, function) for point in points if (function := get(point)) is not None]
-    hooks: list[list[Any]] = [[hook, _guarded(function), None] for hook in HOOKS if (function := get(hook)) is not None]
+    heard = [(hook, function) for hook in HOOKS if (function := get(hook)) is not None]
+    hooks: list[list[Any]] = [[hook, _guarded(function), None] for hook, function in heard]
     for kind in (torch.amp.GradScaler, *map(type, scalers)):
         _meet(kind, SCALER_METHODS)
     for kind in (*_subclasses(LRScheduler), *map(type, schedulers)):
@@ -109,13 +124,10 @@ def stands_aside() -> bool:
     )
 
 
-def _attribute(listener: Any, name: str) -> Any:
-    return getattr(listener, name, None)
-
-
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
-        if torch.compiler.is_compiling() or stands_aside():  # the first, for a compiler that traces this line
+        # The first, for a compiler that traces this line
+        if torch.compiler.is_compiling() or stands_aside():
             return None
         return hook(*args)
 
@@ -123,17 +135,18 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pass_on(listeners: list[Any], place: int, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the listener at a place, with an original that calls the next: also one that has begun to listen just now."""
+    """Call the listener at a place, with an original that calls the next, even a new one."""
     if place >= len(listeners):
         return original(*args, **kwargs)
-    return listeners[place](functools.partial(_pass_on, listeners, place + 1, original), *args, **kwargs)
+    following = partial(_pass_on, listeners, place + 1, original)
+    return listeners[place](following, *args, **kwargs)
 
 
 def _tap(point: str, original: Any) -> Any:
     listeners = _listeners.setdefault(point, [])
     meets = {"new_scaler": SCALER_METHODS, "new_scheduler": SCHEDULER_METHODS}.get(point)
 
-    @functools.wraps(original)
+    @wraps(original)
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or stands_aside():
             return original(*args, **kwargs)
@@ -168,30 +181,35 @@ def _patch(point: str, owner: Any, name: str) -> None:
     if (id(owner), name) in _patches:
         return
     original = vars(owner)[name]
-    key = point, original
-    if key not in _tapped:
-        _tapped[key] = _tracing(original) if point in _TRACING else _tap(point, original)
+    patch = _patched(point, original)
     with suppress(TypeError):  # a class of C's
-        setattr(owner, name, _tapped[key])
-        _patches[id(owner), name] = owner, name, original, _tapped[key]
+        setattr(owner, name, patch)
+        _patches[id(owner), name] = owner, name, original, patch
+
+
+@cache
+def _patched(point: str, original: Any) -> Any:
+    """Return one patch for a function that is found in two places."""
+    return _tracing(original) if point in _TRACING else _tap(point, original)
 
 
 def _put_back() -> None:
     for owner, name, original, patch in _patches.values():
-        if vars(owner).get(name) is patch:  # else somebody else has patched it since, and calls ours
+        # Else somebody else has patched it since, and calls ours.
+        if vars(owner).get(name) is patch:
             setattr(owner, name, original)
     for one in _hooks:
         one[2].remove()
         one[2] = None
     _patches.clear()
-    _tapped.clear()
+    _patched.cache_clear()
     _classes.clear()
 
 
 def _tracing(original: Any) -> Any:
-    """Put all back meanwhile: these read the source of what they meet, and know torch's own functions only."""
+    """Put all back meanwhile: these read sources, and know torch's own functions only."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def trace(*args: Any, **kwargs: Any) -> Any:
         if original.__name__ == "script":
             kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1

@@ -1,4 +1,4 @@
-"""Find out whether weights in 16 bits lose their updates: an fp32 twin of the optimizer gets the same gradients."""
+"""Find weights in 16 bits that lose their updates: an fp32 twin gets the same gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from amp_course.watching import taps
+from amp_course.watching.graphs import LOW_DTYPES
+from amp_course.watching.records import weights_of
 
-_LOW = (torch.float16, torch.bfloat16)
 _MOST = 20_000_000  # weights of a model that is given a twin
 
 
@@ -35,36 +36,38 @@ class LostUpdates:
 
 
 class Twin:
-    """An fp32 copy of an optimizer and its 16-bit weights. Kahan sums and stochastic rounding keep up with it."""
+    """An fp32 copy of an optimizer and its 16-bit weights. Kahan sums keep up with it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.steps = 0
         self.twin = copy.deepcopy(optimizer)
-        vars(self.twin).pop("step", None)  # a schedule has put its own there, which would step the copied optimizer
+        # A schedule has put its own there, which would step the copied optimizer.
+        vars(self.twin).pop("step", None)
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # weight, twin, where both began
-        for group, other in zip(optimizer.param_groups, self.twin.param_groups, strict=True):
-            for weight, double in zip(group["params"], other["params"], strict=True):
-                double.data = double.data.float()
-                for key, value in self.twin.state[double].items() if double in self.twin.state else ():
-                    if isinstance(value, Tensor) and value.dtype in _LOW:
-                        self.twin.state[double][key] = value.float()
-                self.pairs.append((weight, double, double.detach().clone()))
+        both = zip(weights_of(optimizer), weights_of(self.twin), strict=True)
+        for weight, double in both:
+            double.data = double.data.float()
+            state = self.twin.state.get(double, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dtype in LOW_DTYPES:
+                    state[key] = value.float()
+            self.pairs.append((weight, double, double.detach().clone()))
 
     @staticmethod
     def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether an optimizer steps weights in 16 bits, and few enough."""
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        return any(weight.dtype in _LOW for weight in weights) and sum(weight.numel() for weight in weights) <= _MOST
+        weights = weights_of(optimizer)
+        return (
+            any(p.dtype in LOW_DTYPES for p in weights) and sum(map(Tensor.numel, weights)) <= _MOST
+        )
 
     @torch.no_grad()
     def before(self) -> None:
-        """Take the gradients over, before the optimizer steps."""
         for weight, double, _ in self.pairs:
             double.grad = None if weight.grad is None else weight.grad.detach().to(double.dtype)
 
     def after(self) -> None:
-        """Step the twin as the optimizer has stepped."""
         for group, other in zip(self.optimizer.param_groups, self.twin.param_groups, strict=True):
             other.update({key: value for key, value in group.items() if key != "params"})
         step: Any = type(self.twin).step
@@ -74,30 +77,31 @@ class Twin:
     @torch.no_grad()
     def lost(self) -> LostUpdates | None:
         """Compare the ways of the weights in 16 bits with their twins'; None if there are none."""
-        low = [(w.detach().float(), d.detach(), began) for w, d, began in self.pairs if w.dtype in _LOW]
+        pairs = [one for one in self.pairs if one[0].dtype in LOW_DTYPES]
+        low = [(w.detach().float(), d.detach(), began) for w, d, began in pairs]
         if not low:
             return None
         wanted = math.sqrt(sum(float((d - began).double().square().sum()) for _, d, began in low))
         moved = math.sqrt(sum(float((w - began).double().square().sum()) for w, _, began in low))
         still = sum(int(((w == began) & (d != began)).sum()) for w, d, began in low)
-        dtype = next(weight.dtype for weight, _, _ in self.pairs if weight.dtype in _LOW)
-        state = [value for weight, _, _ in self.pairs for value in self.optimizer.state.get(weight, {}).values()]
+        state = [one for w, _, _ in self.pairs for one in self.optimizer.state.get(w, {}).values()]
         dtypes = {one.dtype for one in state if isinstance(one, Tensor) and one.dim()}
-        plain = type(self.optimizer).__module__.startswith("torch.optim.") and dtypes <= {*_LOW}
-        plain &= all(weight.dtype in _LOW for weight, _, _ in self.pairs)
+        plain = type(self.optimizer).__module__.startswith("torch.optim.")
+        plain &= dtypes <= {*LOW_DTYPES} and len(low) == len(self.pairs)
         share = still / sum(w.numel() for w, _, _ in low)
-        return LostUpdates(dtype, self.steps, moved, wanted, share, plain)
+        return LostUpdates(pairs[0][0].dtype, self.steps, moved, wanted, share, plain)
 
 
 class Twins:
-    """Twins of all optimizers that step weights in 16 bits, which step along with them while the hooks are on.
+    """Twins of all optimizers that step weights in 16 bits, which step along with them.
 
     aside: a context for what is not part of the training
     """
 
     def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
         self._aside, self._busy = aside, False
-        self._of: dict[int, Twin | None] = {}  # by the id of an optimizer; None for one without a twin
+        # By the id of an optimizer; None for one without a twin
+        self._of: dict[int, Twin | None] = {}
 
     def hooks(self) -> AbstractContextManager[None]:
         """Let the twins follow what is stepped inside."""

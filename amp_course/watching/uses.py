@@ -36,7 +36,9 @@ def steps_of(events: Sequence[Event], number: int) -> list[Used]:
             if number in event.arrived or not event.complete:
                 parts = [*parts, event]
         elif isinstance(event, Step) and event.number == number:
-            used.append(Used(event, list(parts), [one for one in parts if id(one) in taken], cleared))
+            used.append(
+                Used(event, list(parts), [one for one in parts if id(one) in taken], cleared)
+            )
             taken |= {id(one) for one in parts}
             cleared = []
     return used

@@ -1,4 +1,4 @@
-"""Look at the values of tensors: their range in one quick pass, and what is not finite among them."""
+"""Look at values: their range in one quick pass, and what is not finite among them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class Values:
 
     @property
     def finite(self) -> bool:
-        """Whether all elements are finite."""
         return not self.holds
 
     def __str__(self) -> str:
-        """Describe them in a few words. Example: → "float16 up to 11.9", "float16 with inf (3.1 % of it)" """
+        """Describe them: "float16 up to 11.9", "float16 with inf (3.1 % of it)"."""
         if 0 in self.shape:
             return f"{self.dtype} without elements"
         if self.finite:
-            return self.dtype if math.isnan(self.largest) else f"{self.dtype} up to {self.largest:.4g}"
+            return (
+                self.dtype if math.isnan(self.largest) else f"{self.dtype} up to {self.largest:.4g}"
+            )
         kinds = " and ".join(kind for kind in (INF, MINUS_INF, NAN) if kind in self.holds)
         return f"{self.dtype} with {kinds} ({_percent(self.share)} of it)"
 
@@ -54,7 +55,7 @@ def _percent(share: float) -> str:
 
 
 def extremes(tensor: Tensor) -> tuple[float, float] | None:
-    """Return the smallest and the largest element, in one pass; both NaN if there is a NaN, None if there is no value to see.
+    """Return the smallest and the largest element, NaN if there is one; None without a value.
 
     Integers and bools are always finite, and have none to see here; so have fake and meta tensors.
     """
@@ -73,45 +74,48 @@ def is_finite(tensor: Tensor) -> bool:
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Return True if all elements of some tensors are finite."""
-    strided = tensors and all(one.layout is torch.strided and one.is_floating_point() for one in tensors)
-    if strided and math.isfinite(sum(one.item() for one in torch._foreach_norm(list(tensors)))):
-        return True
-    return all(bool(one.isfinite().all()) for one in tensors)  # the squares of finite numbers may overflow
+    strided = all(one.layout is torch.strided and one.is_floating_point() for one in tensors)
+    if tensors and strided:
+        norms = torch._foreach_norm(list(tensors))
+        if math.isfinite(sum(one.item() for one in norms)):
+            return True
+    # The squares of finite numbers may overflow.
+    return all(bool(one.isfinite().all()) for one in tensors)
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether an optimizer's step, which has begun, will change nothing: a scaler tells a fused one what it has found."""
+    """Tell whether a step will change nothing: a scaler tells a fused optimizer what it found."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and bool(found_inf.item())
 
 
 def look_at(tensor: Tensor) -> Values:
     """Return everything about a tensor's values; slower than `extremes`."""
-    name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     values = _plain(tensor)
     if values is None or not values.numel():
-        return Values(name, shape, math.nan, frozenset(), 0.0)
+        return _values(tensor, math.nan)
     finite = values.isfinite()
-    kinds = {
-        INF: bool((values == math.inf).any()),
-        MINUS_INF: bool((values == -math.inf).any()),
-        NAN: bool(values.isnan().any()),
-    }
-    left = values[finite]
-    sizes = left.abs()
-    largest, least = (float(sizes.max()), float(sizes.min())) if left.numel() else (math.nan, math.nan)
-    holds = frozenset(kind for kind, there in kinds.items() if there)
-    return Values(name, shape, largest, holds, 1.0 - float(finite.double().mean()), least)
+    kinds = {INF: values == math.inf, MINUS_INF: values == -math.inf, NAN: values.isnan()}
+    holds = frozenset(kind for kind, there in kinds.items() if bool(there.any()))
+    sizes = values[finite].abs()
+    ends = (float(sizes.max()), float(sizes.min())) if sizes.numel() else (math.nan, math.nan)
+    return _values(tensor, ends[0], holds, 1.0 - float(finite.double().mean()), ends[1])
 
 
 def within(tensor: Tensor, found: tuple[float, float]) -> Values:
     """Make the values of a finite tensor from its `extremes`."""
-    largest = max(map(abs, found))
-    return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), largest, frozenset(), 0.0)
+    return _values(tensor, max(map(abs, found)))
+
+
+def _values(
+    tensor: Tensor, largest: float, holds: frozenset[str] = frozenset(), *more: float
+) -> Values:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Values(name, tuple(tensor.shape), largest, holds, *(more or (0.0,)))
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:
-    """Tell whether a plain number among an op's arguments is not finite: `x.masked_fill(mask, float("-inf"))` has one."""
+    """Tell whether an op got inf or NaN as a number: `x.masked_fill(mask, float("-inf"))` does."""
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             return True
@@ -123,7 +127,8 @@ def infinite_constants(values: Iterable[Any]) -> bool:
 def _plain(tensor: Tensor) -> Tensor | None:
     """Return a tensor's values as real floats that any kernel can compare, or None."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    if type(tensor) in _PLAIN and tensor.dtype in _FLOATS and tensor.layout is torch.strided and not wrapped:
+    usual = type(tensor) in _PLAIN and tensor.dtype in _FLOATS and not wrapped
+    if usual and tensor.layout is torch.strided:
         return None if tensor.is_meta else tensor.detach()
     local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor: this rank's part
     while isinstance(local, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(local):
@@ -134,10 +139,8 @@ def _plain(tensor: Tensor) -> Tensor | None:
         return None
     if local.layout is torch.sparse_coo:
         local = local._values()
-    elif local.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc) or local.is_nested:
+    elif local.is_nested or local.layout is not torch.strided:
         local = local.values()
-    elif local.layout is not torch.strided:
-        return None
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())
     return local.detach().float() if local.element_size() == 1 else local.detach()

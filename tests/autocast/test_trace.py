@@ -4,6 +4,7 @@ import random
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from amp_course.autocast import TraceError, is_fake, trace
 from amp_course.autocast.isolation import _get, moved_copy
 from amp_course.autocast.trace_html import panel_html
+from amp_course.kit.compiled import uncompiled_run
 from amp_course.kit.models import CharGPT, DigitsResNet, SimpleNet
 from amp_course.kit.tensors import short
 from tests.autocast.test_chapter import Product
@@ -575,3 +577,22 @@ def test_one_cast_is_no_casts():
     traced = trace(Calls(plain_product), torch.rand(2, 4).bfloat16(), backward=False)
     assert len(traced.casts()) == 1
     assert "1 cast inserted" in str(traced) and "<b>1</b> cast inserted" in panel_html(traced, "forward", "")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_compiled_code_is_compiled_again_whichever_of_two_watches_ends_first(order: tuple[int, int]) -> None:
+    graphs: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    runs = [uncompiled_run() for _ in order]
+    called = [run.__enter__() for run in runs]
+    compiled(torch.ones(1))
+    for number in order:
+        runs[number].__exit__(None, None, None)
+    assert not graphs and all(one() for one in called)
+    compiled(torch.ones(1))
+    assert graphs == [1]

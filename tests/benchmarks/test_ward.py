@@ -8,7 +8,7 @@ import pytest
 
 from amp_course.diagnosis.catalogue import catalogue
 from benchmarks.ward import __main__ as ward
-from benchmarks.ward import data
+from benchmarks.ward import data, others, worth
 
 TRAIN = """
 import torch
@@ -101,3 +101,33 @@ def test_the_texts_have_the_numbers_of_the_newest_record():
     assert (ward.RESULTS / "ward.md").read_text("utf-8") == ward.table(record)
     readme = (ward.RESULTS.parents[1] / "README.md").read_text("utf-8")
     assert f"held against {summary['kinds']['as written']} public scripts" in readme
+
+
+def test_the_other_tools_numbers_are_those_of_the_newest_record():
+    newest = (max(ward.RESULTS.glob(pattern)) for pattern in ("ward_others-*.json", "ward-*.json"))
+    record, ours = (json.loads(path.read_text("utf-8")) for path in newest)
+    page = (ward.RESULTS.parents[1] / "docs" / "tools.md").read_text("utf-8")
+    for text in worth.told(record, ours):
+        assert text in page, text
+    assert (ward.RESULTS / "ward_others.md").read_text("utf-8") == worth.table(record)
+    said = [worth.judge(row, worth.judgement()) for row in record["rows"] if row["tool"] != "none"]
+    assert not any("not judged" in one.values() for one in said)
+    assert {row["case"] for row in record["rows"]} <= ward.cases().keys()
+    assert worth.judgement()["names"].keys() <= {row["case"] for row in record["rows"] if row["kind"] == "before"}
+
+
+@pytest.mark.slow
+def test_a_script_runs_with_hooks_in_front_of_it(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "while True:\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(4, 2)).sum().backward()\n"
+        "    optimizer.step()\n",
+        "utf-8",
+    )
+    case = {"script": "train.py", "steps": 5}
+    row = others.attach(case, tmp_path, "none", tmp_path)
+    assert (row["updates"], row["model"], row["optimizer"]) == (5, "Sequential", "SGD") and "raised" not in row

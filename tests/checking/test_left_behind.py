@@ -1,14 +1,9 @@
 """What an answer can leave behind unnoticed: each is seen (by what it does to later code), told once, and put back."""
 
-import builtins
 import contextlib
-import decimal
 import functools
-import gc
 import io
 import itertools
-import locale
-import logging
 import multiprocessing
 import os
 import random
@@ -17,12 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -93,10 +86,6 @@ def backend(name: str) -> Callable[[], Any]:
 def set_backend(name: str, value: Any) -> Callable[[], None]:
     owner, _, flag = name.rpartition(".")
     return lambda: setattr(functools.reduce(getattr, owner.split("."), torch.backends), flag, value)
-
-
-def replace(owner: Any, name: str, value: Any = None) -> Callable[[], None]:
-    return lambda: setattr(owner, name, value or (lambda *_, **__: "mine"))
 
 
 def said(function: Callable[[], Any]) -> Any:
@@ -170,90 +159,6 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "how torch prints",
         NOTE,
     ),
-    "always warns": (lambda: torch.set_warn_always(True), torch.is_warn_always_enabled, "repeats a warning", NOTE),
-    "fill memory": (
-        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,
-        "deterministic",
-        NOTE,
-    ),
-    "F.softmax": (
-        replace(nn.functional, "softmax"),
-        lambda: nn.functional.softmax(torch.ones(1), 0),
-        "replaces `torch.nn.functional.softmax`",
-        FAULT,
-    ),
-    "F.softmax by another of torch": (
-        replace(nn.functional, "softmax", nn.functional.log_softmax),
-        lambda: nn.functional.softmax(torch.ones(2), 0).tolist(),
-        "replaces `torch.nn.functional.softmax`",
-        FAULT,
-    ),
-    "torch.mm": (
-        replace(torch, "mm"),
-        lambda: str(torch.mm(torch.ones(1, 1), torch.ones(1, 1))),
-        "replaces `torch.mm`",
-        FAULT,
-    ),
-    "Tensor.sum": (replace(torch.Tensor, "sum"), lambda: str(torch.ones(1).sum()), "replaces `Tensor.sum`", FAULT),
-    "Tensor.backward": (
-        replace(torch.Tensor, "backward"),
-        lambda: torch.Tensor.backward.__code__,
-        "replaces `Tensor.backward`",
-        FAULT,
-    ),
-    "Linear.forward": (
-        replace(nn.Linear, "forward"),
-        lambda: type(nn.Linear(1, 1)(torch.zeros(1))),
-        "replaces `Linear.forward`",
-        FAULT,
-    ),
-    "Linear.__call__": (
-        replace(nn.Linear, "__call__"),
-        lambda: "__call__" in vars(nn.Linear),
-        "replaces `Linear.__call__`",
-        FAULT,
-    ),
-    "GradScaler.step": (
-        replace(torch.amp.GradScaler, "step"),
-        lambda: torch.amp.GradScaler.step.__code__,
-        "replaces `GradScaler.step`",
-        FAULT,
-    ),
-    "torch.amp.GradScaler": (
-        replace(torch.amp, "GradScaler"),
-        lambda: torch.amp.GradScaler.__name__,
-        "replaces `torch.amp.GradScaler`",
-        FAULT,
-    ),
-    "torch.autocast": (replace(torch, "autocast"), lambda: torch.autocast.__name__, "replaces `torch.autocast`", FAULT),
-    "SGD.step": (replace(torch.optim.SGD, "step"), lambda: torch.optim.SGD.step.__code__, "replaces `SGD.step`", FAULT),
-    "deleted": (lambda: delattr(torch, "matmul"), lambda: hasattr(torch, "matmul"), "replaces `torch.matmul`", FAULT),
-    "print": (replace(builtins, "print"), lambda: print("", end=""), "replaces `builtins.print`", FAULT),
-    "isinstance": (
-        replace(builtins, "isinstance", lambda *_: True),
-        lambda: isinstance(1, str),
-        "replaces `builtins.isinstance`",
-        FAULT,
-    ),
-    "map and all": (
-        lambda: (
-            replace(builtins, "map")(),
-            replace(builtins, "all")(),
-            replace(builtins, "zip")(),
-            replace(builtins, "len")(),
-        ),
-        lambda: (str(all([0])), len([1])),
-        "replaces `builtins.all`, `builtins.len`, `builtins.map` and 1 more",
-        FAULT,
-    ),
-    "np.matmul": (replace(np, "matmul"), lambda: str(np.matmul([1], [1])), "replaces `numpy.matmul`", FAULT),
-    "of the course": (
-        replace(sys.modules["amp_course.checking.blank"], "is_blank"),
-        lambda: str(sys.modules["amp_course.checking.blank"].is_blank(1)),
-        "replaces `amp_course.checking.blank.is_blank`",
-        FAULT,
-    ),
     "benchmark": (
         set_backend("cudnn.benchmark", True),
         backend("cudnn.benchmark"),
@@ -276,18 +181,6 @@ TORCH: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         set_backend("cuda.matmul.allow_fp16_reduced_precision_reduction", False),
         backend("cuda.matmul.allow_fp16_reduced_precision_reduction"),
         "allow_fp16_reduced_precision_reduction",
-        NOTE,
-    ),
-    "sdp": (
-        lambda: torch.backends.cuda.enable_math_sdp(False),
-        torch.backends.cuda.math_sdp_enabled,
-        "math_sdp_enabled",
-        NOTE,
-    ),
-    "fast path": (
-        lambda: torch.backends.mha.set_fastpath_enabled(False),
-        torch.backends.mha.get_fastpath_enabled,
-        "mha.get_fastpath_enabled",
         NOTE,
     ),
     "tf32, oldest name": (
@@ -318,12 +211,6 @@ if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         "hooks for saved tensors on",
         FAULT,
     )
-TORCH["saved tensors forbidden"] = (
-    lambda: enter(torch.autograd.graph.disable_saved_tensors_hooks("no")),
-    torch._C._autograd._saved_tensors_hooks_is_enabled,
-    "hooks for saved tensors on",
-    FAULT,
-)
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     for _name, _value in {
         "mkldnn.matmul.fp32_precision": "bf16", "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "ieee",
@@ -335,12 +222,6 @@ if hasattr(torch._C, "_get_fp32_precision_getter"):
 PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
     "stdout": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: type(sys.stdout), "`sys.stdout`", NOTE),
     "stderr": (lambda: setattr(sys, "stderr", io.StringIO()), lambda: type(sys.stderr), "`sys.stderr`", NOTE),
-    "showwarning": (
-        lambda: setattr(warnings, "showwarning", lambda *_, **__: None),
-        lambda: warnings.showwarning,
-        "replaces `warnings.showwarning`",
-        FAULT,
-    ),
     "folder": (other_folder, os.getcwd, "working directory; that is put back", NOTE),
     "environment": (
         lambda: (os.environ.update(MINE="1"), os.environ.pop("PATH")),
@@ -348,95 +229,18 @@ PYTHON: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str]] = {
         "environment variable `MINE` and `PATH`",
         NOTE,
     ),
-    "np.seterr": (
-        lambda: np.seterr(over="raise"),
-        lambda: said(lambda: np.float32(3e38) * np.float32(10)),
-        "NumPy's settings",
-        NOTE,
-    ),
-    "np printing": (lambda: np.set_printoptions(precision=2), lambda: repr(np.ones(1) / 3), "NumPy's settings", NOTE),
-    "rcParams": (
-        lambda: matplotlib.rcParams.update({"font.size": 33}),
-        lambda: matplotlib.rcParams["font.size"],
-        "`font.size`",
-        NOTE,
-    ),
-    "recursion": (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit, "recursion limit to 5000", NOTE),
-    "gc": (gc.disable, gc.isenabled, "garbage collector", NOTE),
-    "gc threshold": (lambda: gc.set_threshold(1), gc.get_threshold, "garbage collector", NOTE),
-    "Ctrl-C": (
-        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        lambda: signal.getsignal(signal.SIGINT),
-        "Ctrl-C",
-        NOTE,
-    ),
-    "excepthook": (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook, "reports errors", NOTE),
-    "profile": (lambda: sys.setprofile(lambda *_: None), sys.getprofile, "`sys.setprofile`", FAULT),
-    "trace": (lambda: sys.settrace(lambda *_: None), sys.gettrace, "`sys.settrace`", FAULT),
-    "path": (lambda: sys.path.insert(0, "/mine"), lambda: list(sys.path), "where Python looks for modules", NOTE),
-    "module gone": (
-        lambda: sys.modules.pop("torch.optim"),
-        lambda: "torch.optim" in sys.modules,
-        "`torch.optim`",
-        NOTE,
-    ),
-    "module replaced": (
-        lambda: sys.modules.update({"torch.amp": sys}),
-        lambda: sys.modules["torch.amp"].__name__,
-        "`torch.amp`",
-        NOTE,
-    ),
-    "decimal": (
-        lambda: setattr(decimal.getcontext(), "prec", 3),
-        lambda: str(decimal.Decimal(1) / 3),
-        "`decimal`",
-        NOTE,
-    ),
-    "logging": (
-        lambda: logging.disable(logging.CRITICAL),
-        lambda: logging.getLogger("x").isEnabledFor(40),
-        "`logging`",
-        NOTE,
-    ),
-    "logging handler": (
-        lambda: logging.root.addHandler(logging.NullHandler()),
-        lambda: len(logging.root.handlers),
-        "`logging`",
-        NOTE,
-    ),
-    "locale": (
-        lambda: locale.setlocale(locale.LC_ALL, "C"),
-        lambda: locale.setlocale(locale.LC_ALL),
-        "the locale",
-        NOTE,
-    ),
 }
 EVERYTHING = TORCH | PYTHON
 
 
-@pytest.fixture
-def other_locale() -> Iterator[None]:
-    before = locale.setlocale(locale.LC_ALL)
-    try:
-        locale.setlocale(locale.LC_ALL, "C.UTF-8")
-    except locale.Error:
-        pytest.skip("this system has one locale only")
-    yield
-    locale.setlocale(locale.LC_ALL, before)
-
-
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_is_seen_told_and_undone(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "locale":
-        request.getfixturevalue("other_locale")
-    if name == "trace" and sys.gettrace():
-        pytest.skip("a debugger or a coverage run is tracing")
+def test_is_seen_told_and_undone(name: str) -> None:
     change, probe, words, kind = EVERYTHING[name]
     before = probe()
     with sandbox() as left:
         change()
-        during = None if name in ("profile", "trace") else probe()
-    assert name in ("profile", "trace") or during != before, "the change does nothing here, so this test shows nothing"
+        during = probe()
+    assert during != before, "the change does nothing here, so this test shows nothing"
     told = {FAULT: left.leaks, NOTE: left.remarks}
     assert words in " / ".join(told.pop(kind)), left
     allowed = {"function mode over a device": 2}.get(name, 1)
@@ -462,9 +266,7 @@ def test_every_sentence_names_a_cause_or_a_cure_and_ends_well() -> None:
 
 
 def test_all_of_it_at_once() -> None:
-    changes = [
-        change for name, (change, *_) in EVERYTHING.items() if name not in ("profile", "trace", "isinstance", "locale")
-    ]
+    changes = [change for change, *_ in EVERYTHING.values()]
     before = [probe() for _, probe, *_ in EVERYTHING.values()]
     with sandbox():
         for change in changes:
@@ -554,8 +356,6 @@ class MySGD(torch.optim.SGD):
     lambda: torch.utils.checkpoint.checkpoint(nn.Linear(2, 2), torch.ones(1, 2), use_reentrant=False).sum().backward(),
     lambda: random.random() + np.random.rand() + torch.rand(1).item(),
     lambda: repr(torch.ones(3)),
-    lambda: setattr(builtins, "my_own_name", 1),
-    lambda: exec("import colorsys; colorsys.mine = 1"),
 ])  # fmt: skip
 def test_ordinary_work_is_not_accused(harmless: Callable[[], Any]) -> None:
     with sandbox() as left:
@@ -583,25 +383,6 @@ print(left.leaks, left.remarks)
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "[] []\n", done.stderr
-
-
-def test_a_replaced_function_whose_comparison_never_ends() -> None:
-    class Sticky:
-        def __eq__(self, other: object) -> bool:
-            while True:
-                pass
-
-        __hash__ = object.__hash__
-        __call__ = __eq__
-
-        @property
-        def __class__(self) -> Any:
-            while True:
-                pass
-
-    with sandbox() as left:
-        nn.functional.relu = Sticky()
-    assert nn.functional.relu(torch.ones(1)) == 1 and len(left.leaks) == 1
 
 
 class Clinging:
@@ -641,3 +422,11 @@ def test_ctrl_c_while_things_are_put_back(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(KeyboardInterrupt), sandbox() as left:
         torch.set_default_dtype(torch.float64)
     assert torch.get_default_dtype() == torch.float32 and len(left.leaks) == 1
+
+
+def test_a_sandbox_in_a_sandbox_that_found_something() -> None:
+    with sandbox() as outer:
+        with sandbox() as inner:
+            torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+    assert "default dtype" in str(inner) and not outer.leaks and "number of threads" in str(outer)

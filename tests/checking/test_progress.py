@@ -485,8 +485,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.slow
 def test_killed_in_the_middle_of_writing(found: dict[str, Any]) -> None:
     assert found["kills"]["torn"] == 0
-    assert found["kills"]["written"] > 0
-    assert found["kills"]["amid"] > 0  # some did come in the middle
+    assert found["kills"]["amid"] > 0  # some did come in the middle; on a busy machine, all
     assert found["kills, plain write"]["torn"] > 0  # so this would have been seen
 
 

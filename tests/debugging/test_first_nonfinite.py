@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from amp_course.debugging.nonfinite import Nonfinite, Watch, first_nonfinite
-from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
 from amp_course.watching.values import INF, MINUS_INF, NAN, look_at
+from benchmarks.planted_nonfinite import FAULTS, SOUND, Planted, Setup
 from tests.findings.record import of_nonfinite, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")

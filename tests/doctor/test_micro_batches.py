@@ -99,10 +99,8 @@ def test_the_readers_line_is_outside_of_libraries(tmp_path: Path, monkeypatch: p
     (library / "tool-1.0.dist-info").mkdir(parents=True)
     (library / "tool.py").write_text("def call(f):\n    return f()\n", "utf-8")
     monkeypatch.syspath_prepend(library)
-    import sys
-
     import tool  # type: ignore[import-not-found]
 
-    line = tool.call(lambda: readers_line(sys._getframe(1)))
+    line = tool.call(readers_line)
     assert line is not None and Path(line.file) == Path(__file__)
     assert is_of_a_library(str(library / "tool.py")) and not is_of_a_library(__file__)

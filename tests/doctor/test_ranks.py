@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_course.doctor.script import check_ranks
+from amp_course.doctor.ranks import check_ranks
 from amp_course.watching import taps
 from amp_course.watching.process import Ranks
 

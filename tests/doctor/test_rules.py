@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from amp_course.diagnosis.rules.calls import check_precision
+from amp_course.diagnosis.rules.micro_batches import MicroBatches
+from amp_course.diagnosis.rules.scales import check_summaries
 from amp_course.diagnosis.rules.training import (
     advise_16_bits,
     advise_ratio,
@@ -18,7 +20,6 @@ from amp_course.diagnosis.rules.training import (
     check_modules,
     observe_reads,
 )
-from amp_course.diagnosis.rules.updates import PairRules, check_summaries
 from amp_course.watching import taps
 from amp_course.watching.births import Line
 from amp_course.watching.counting import DoctorsWatch
@@ -84,7 +85,7 @@ def test_old_weights_are_those_that_no_module_holds(kind: str, expected: bool) -
 
 @pytest.mark.parametrize(("unused", "expected"), [(0, False), (2, True), (4, False)])
 def test_micro_batches_that_no_step_used(unused: int, expected: bool) -> None:
-    rules = PairRules()
+    rules = MicroBatches()
     rules.groups = [(4, 0), (4 + unused, unused)] * 5 if unused < 4 else [(4, 4)] * 9
     assert bool([*rules.findings()]) == expected
 
@@ -182,7 +183,7 @@ def test_a_ratio_that_is_never_1_is_of_two_precisions(ratios, old, new, expected
     ],
 )
 def test_groups_of_other_sizes_under_one_divisor(groups, share: float, expected: list[str]) -> None:
-    rules = PairRules()
+    rules = MicroBatches()
     rules.groups, rules.shares = groups, [share] * sum(passes for passes, _ in groups)
     assert [one.name for one in rules.findings()] == expected
 

@@ -21,7 +21,7 @@ from amp_course.speed.explain import KINDS, Explanation, StepFailed, explain, ro
 from amp_course.speed.explain.evidence import Evidence, watched
 from amp_course.speed.explain.recording import _within, record_steps
 from amp_course.speed.explain.sampling import reader_line, sampled
-from amp_course.speed.planted import PLANTED
+from benchmarks.planted_slow import PLANTED
 
 
 def training(width=64, low=False, after=lambda loss, model: None):

@@ -1,1 +1,1 @@
-"""The judgements: each looks at what was seen and yields findings. A cause is named only if the evidence leaves no sound one."""
+"""The judgements, records → findings. A cause is named only if no sound one is left."""

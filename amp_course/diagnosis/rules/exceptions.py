@@ -1,22 +1,27 @@
-"""Say what an exception from a training step means: torch's own messages, and what the step had done by then."""
+"""Say what an exception from a step means, by torch's message and the calls before it."""
 
 from __future__ import annotations
 
 import linecache
+import math
 import re
 from collections.abc import Sequence
+
+import torch
 
 from amp_course.checking.explain import raised_in, short, where
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.rules.calls import frozen_optimizer
+from amp_course.kit.markup import without_codes
 from amp_course.watching.calling import BatchError
-from amp_course.watching.records import Backward, Call, Step, Training, Update
+from amp_course.watching.records import Backward, Call, Event, Step, Training, Update
+from amp_course.watching.script import Clip
 from amp_course.watching.uses import steps_of
 
 
 def check_error(updates: Sequence[Update], training: Training, accumulate: int) -> Finding:
-    """Turn the exception that ended the last of some updates into a finding; the calls before it tell what it means."""
+    """Turn the exception that ended the last of some updates into a finding."""
     error = updates[-1].error
     assert error is not None
     message, said = " ".join(str(error).split()), described(error)
@@ -31,83 +36,85 @@ def check_error(updates: Sequence[Update], training: Training, accumulate: int) 
     if "unscale_() has already been called" in message or "unscale_() is being called after step" in message:
         return _unscaled_again(updates, calls, accumulate, said)
     if "step() has already been called" in message:
-        updated = any(call.name == "update" for call in calls)
-        return finding(
-            "stepped-twice" if _same_gradients(events, last) and (updated or len(updates) == 1) else "update-missing",
-            torch_says=said,
-        )
+        told = len(updates) == 1 or any(call.name == "update" for call in calls)
+        twice = _same_gradients(events[:-1]) and told
+        return finding("stepped-twice" if twice else "update-missing", torch_says=said)
     if "on the same device" in message or "two devices" in message:
         return finding("two-devices", torch_says=said)
     if "unscale FP16 gradients" in message:
         return finding("fp16-parameters", torch_says=said)
     if "No inf checks were recorded prior to update" in message:
+        if _stepped_while_scaled(updates[-1]):
+            return finding("still-scaled", torch_says=said)
         return _update_alone(events, calls, accumulate, said, error)
     if "No inf checks were recorded" in message:
         return _step_of_nothing(events, training, last, said)
     if "_scale is None" in message:
-        passes = [event for event in events if isinstance(event, Backward) and event.arrived]
+        passes = any(isinstance(event, Backward) and event.arrived for event in events)
         if not passes and last is not None and last.name == "unscale":
             return finding("unscaled-before-backward", torch_says=said)
         return finding("loss-not-scaled" if passes else "no-backward", torch_says=said)
-    if "does not require grad" in message and not any(
-        p.requires_grad for slot in training.slots for p in slot.parameters
-    ):
+    trains = any(p.requires_grad for slot in training.slots for p in slot.parameters)
+    if "does not require grad" in message and not trains:
         return finding("frozen-optimizer", torch_says=said)
+    at = f"{said.rstrip('.')}{where(error)}"
     if re.search(r"Target -?\d+ is out of bounds|t >= 0 && t < n_classes", message):
-        return finding("labels-out-of-range", torch_says=f"{said.rstrip('.')}{where(error)}")
-    return finding("step-raises", f"the step raised {said.rstrip('.')}{where(error)}")
+        return finding("labels-out-of-range", torch_says=at)
+    return finding("step-raises", f"the step raised {at}")
 
 
-def described(error: BaseException) -> str:
+def described(error: BaseException, length: int = 200) -> str:
     """Put an exception on one line: "ValueError: no such file"."""
-    message = " ".join(str(error).split())
-    return short(f"{type(error).__name__}: {message}" if message else type(error).__name__, 200)
+    message = " ".join(without_codes(str(error)).split())
+    return short(f"{type(error).__name__}: {message}" if message else type(error).__name__, length)
 
 
 def _unscaled_again(updates: Sequence[Update], calls: Sequence[Call], accumulate: int, said: str) -> Finding:
-    own = [call for call in calls if call.name in ("unscale", "scaler.step", "update")]
-    since = 0
-    for place, call in enumerate(own):
-        if call.name == "update":
-            since = place + 1
-    recent = own[since:]
-    unscaled = [call for call in recent if call.name == "unscale"]
+    updated = any(call.name == "update" for call in calls)
+    recent: list[Call] = []  # since the scaler's last update
+    for call in calls:
+        recent = [] if call.name == "update" else [*recent, call] if call.name in ("unscale", "scaler.step") else recent
     if any(call.name == "scaler.step" for call in recent[:-1]):
-        if len(updates) > 1 and not any(call.name == "update" for call in calls):
-            return finding("update-missing", torch_says=said)
-        if recent[-1].name == "unscale" and "after step" in said:
-            return finding(
-                "unscaled-twice",
-                "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients",
-                torch_says=said,
-            )
+        if recent[-1].name == "unscale" and "after step" in said and (updated or len(updates) == 1):
+            cause = "`scaler.unscale_` ran after `scaler.step`, which had unscaled the gradients"
+            return finding("unscaled-twice", cause, torch_says=said)
         return finding("update-missing", torch_says=said)
-    here = [call for call in updates[-1].events if isinstance(call, Call) and call.name == "unscale"]
-    if len(here) < 2 <= len(updates) and not any(call.name == "update" for call in calls):
-        cause = ""
-        if any(not step.by_scaler for update in updates for step in update.steps()):
-            cause = (
-                "the optimizer is stepped by hand after `unscale_`: neither `scaler.step`, which looks for inf, nor "
-                "`scaler.update` runs"
-            )
-        return finding("update-missing", cause, torch_says=said)
-    if len({call.call for call in (unscaled if accumulate > 1 else here)}) > 1:
-        return finding("unscaled-every-micro-batch", torch_says=said)
-    return finding("unscaled-twice", torch_says=said)
+    here = updates[-1].called("unscale")
+    if len(here) < 2 <= len(updates) and not updated:
+        by_hand = any(not step.by_scaler for update in updates for step in update.steps())
+        cause = (
+            "the optimizer is stepped by hand after `unscale_`: neither `scaler.step`, which looks for inf, nor "
+            "`scaler.update` runs"
+        )
+        return finding("update-missing", cause if by_hand else "", torch_says=said)
+    unscaled = [call for call in recent if call.name == "unscale"] if accumulate > 1 else here
+    several = len({call.call for call in unscaled}) > 1
+    return finding("unscaled-every-micro-batch" if several else "unscaled-twice", torch_says=said)
 
 
-def _same_gradients(events: Sequence[object], last: Call | None) -> bool:
-    """Tell whether no backward pass came between the last two `scaler.step` calls."""
-    for event in reversed(events[:-1]):
+def _same_gradients(events: Sequence[Event]) -> bool:
+    """Return True if no backward pass came after the last step."""
+    for event in reversed(events):
         if isinstance(event, Backward):
             return False
         if isinstance(event, Step) or (isinstance(event, Call) and event.name == "scaler.step"):
+            break
+    return True
+
+
+def _stepped_while_scaled(update: Update) -> bool:
+    """Return True if an optimizer stepped, past the scaler, with gradients that carry the scale."""
+    by_hand = [one for one in update.steps() if not one.by_scaler]
+    for used in steps_of(update.events, by_hand[0].number) if by_hand and update.scales else ():
+        arrived = [one.arrived[used.step.number].values for one in used.parts if used.step.number in one.arrived]
+        norms = [clip.norm for clip in update.of(Clip)] or [used.step.gradient.norm]
+        if arrived and norms[0] * math.sqrt(max(update.scales)) > float(torch.stack(arrived).sum(0).norm()):
             return True
-    return last is not None
+    return False
 
 
 def _update_alone(
-    events: Sequence[object], calls: Sequence[Call], accumulate: int, said: str, error: BaseException
+    events: Sequence[Event], calls: Sequence[Call], accumulate: int, said: str, error: BaseException
 ) -> Finding:
     """`scaler.update()` ran, and no `scaler.step` or `unscale_` since the last one."""
     before = [call for call in calls[:-1] if call.name in ("update", "scaler.step")]
@@ -115,13 +122,7 @@ def _update_alone(
     if before and before[-1].name == "update" and before[-1].call == here.call:
         return finding("updated-twice", torch_says=said)
     since = events.index(before[-1]) if before else 0
-    by_hand = [event for event in events[since:] if isinstance(event, Step) and not event.by_scaler]
-    passes = [event for event in events if isinstance(event, Backward)]
-    if by_hand and passes and by_hand[0].number in passes[-1].arrived:
-        arrived = passes[-1].arrived[by_hand[0].number].norm
-        if arrived and by_hand[0].gradient.norm > 0.5 * arrived:
-            return finding("still-scaled", torch_says=said)
-    if by_hand:
+    if any(isinstance(event, Step) and not event.by_scaler for event in events[since:]):
         cause = (
             f"`scaler.update()` ran, and the optimizer was stepped by hand: the scaler has looked for no inf ({said})"
         )
@@ -132,7 +133,7 @@ def _update_alone(
 
 
 def _step_follows(error: BaseException) -> bool:
-    """Tell whether a step stands below the line that raised, in the reader's own function."""
+    """Return True if a step stands below the line that raised, in the reader's own function."""
     found = raised_in(error)
     if found is None:
         return False
@@ -141,30 +142,24 @@ def _step_follows(error: BaseException) -> bool:
     return any(".step(" in linecache.getline(code.co_filename, number) for number in range(line + 1, last + 1))
 
 
-def _step_of_nothing(events: Sequence[object], training: Training, last: Call | None, said: str) -> Finding:
+def _step_of_nothing(events: Sequence[Event], training: Training, last: Call | None, said: str) -> Finding:
     """`scaler.step` found no gradient of its optimizer."""
     if last is not None and last.number < 0:
         return finding("foreign-optimizer", torch_says=said)
     number = last.number if last else 0
-    typed = [event for event in events if isinstance(event, (Backward, Step, Call))]
-    backwards = [event for event in typed if isinstance(event, Backward)]
+    parameters = training.slots[number].parameters
+    backwards = [event for event in events if isinstance(event, Backward)]
     mine = [event for event in backwards if number in event.arrived]
-    earlier = steps_of(typed, number)
+    earlier = steps_of(events, number)
     unused = [one for one in mine if not any(one in used.parts for used in earlier)]
-    unscaled = [
-        event for event in typed if isinstance(event, Call) and event.name == "unscale" and event.number == number
-    ]
-    nothing = bool(unscaled) and unscaled[-1].empty
-    if unused and nothing and typed.index(unscaled[-1]) < typed.index(unused[-1]):
-        return finding("unscaled-before-backward", torch_says=said)
     if unused:
-        return finding("cleared-before-step", torch_says=said)
+        unscaled = [one for one in events if isinstance(one, Call) and (one.name, one.number) == ("unscale", number)]
+        early = unscaled and unscaled[-1].empty and events.index(unscaled[-1]) < events.index(unused[-1])
+        return finding("unscaled-before-backward" if early else "cleared-before-step", torch_says=said)
     if not backwards:
-        frozen = not any(p.requires_grad for p in training.slots[number].parameters)
+        frozen = not any(p.requires_grad for p in parameters)
         return finding("frozen-optimizer" if frozen else "no-backward", torch_says=said)
-    foreign = not {id(p) for p in training.slots[number].parameters} & {
-        id(p) for m in training.models for p in m.parameters()
-    }
+    foreign = not {id(p) for p in parameters} & training.model_parameters.keys()
     if foreign and any(len(training.optimizers) in event.arrived for event in backwards):
         return finding("foreign-parameters", torch_says=said)
     if mine and earlier:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, mixture, near
-from amp_course.diagnosis.findings import Evidence, Finding
+from amp_course.diagnosis.findings import Evidence, Finding, Findings
 from amp_course.watching.records import Gradient, Training, Update
 from amp_course.watching.uses import Used, steps_of
 
 
 def tolerance_for(dtypes: set[torch.dtype]) -> float:
-    """Return the relative distance from fp32 that rounding explains: fp16 → 2^-5, bf16 → 2^-3, else 2^-10.
+    """Return the distance from fp32 that rounding explains: fp16 → 2^-5, bf16 → 2^-3, else 2^-10.
 
     A gradient goes through tens of roundings: 64 units in the last place leave room for them (32 in bf16).
     """
@@ -32,7 +33,7 @@ def first_use(update: Update, number: int) -> Used | None:
 
 
 def arrived(used: Used, number: int) -> Gradient | None:
-    """Return what the backward passes of a step have added up to, or None if not all of it can be seen."""
+    """Return what the passes of a step have added up to, None if not all of it can be seen."""
     parts = [one.arrived.get(number) for one in used.parts]
     arrivals = [one for one in parts if one is not None]
     if not arrivals or len(arrivals) < len(parts) or not all(one.complete for one in used.parts):
@@ -48,7 +49,7 @@ def arrived(used: Used, number: int) -> Gradient | None:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same update at two loss scales, `high` and `low`; `large`: the same two with gradients made very large, if they were.
+    """The same update at two loss scales; `large`: the same two with very large gradients.
 
     scales: of the optimizer's scaler
     tolerance: the relative distance that rounding, and what differs from run to run, explain
@@ -60,44 +61,80 @@ class Pair:
     tolerance: float
     large: tuple[Update, Update] | None = None
 
+    @property
+    def ratio(self) -> float:
+        return self.scales[0] / self.scales[1]
 
-def check_scale(pair: Pair, number: int) -> Iterator[Finding]:
-    """Compare the gradients of one optimizer at two loss scales: what arrives grows with the scale, what is used does not.
+    def uses(self, number: int, *, enlarged: bool = False) -> tuple[Used, Used] | None:
+        """Return the first step at either scale, None if one took none; enlarged: those of `large`."""
+        both = self.large if enlarged and self.large else (self.high, self.low)
+        high, low = (first_use(one, number) for one in both)
+        return None if high is None or low is None else (high, low)
+
+    def powers(self, high: Used, low: Used) -> list[int | None]:
+        """For each pass: n if what it adds grows with the loss scale to the power of n, or None."""
+        number = high.step.number
+        passes = zip(high.parts, low.parts, strict=False)
+        return [self._power(one.arrived.get(number), other.arrived.get(number)) for one, other in passes]
+
+    def _power(self, one: Gradient | None, other: Gradient | None) -> int | None:
+        if one is None or other is None:
+            return None
+        if one.empty and other.empty:
+            return 1
+        factor, distance = along(one.values, other.values)
+        fits = (n for n in (0, 1, 2) if near(factor, self.ratio**n, 0.1))
+        return next(fits, None) if distance <= self.tolerance else None
+
+
+def check_scale(pair: Pair, number: int) -> Findings:
+    """Compare two loss scales: what arrives grows with the scale, what is used does not.
 
     Gradients that shrink as the scale grows are told as clipped: `divided_twice` knows, of smaller ones, whether that is so.
     """
-    high, low = first_use(pair.high, number), first_use(pair.low, number)
-    if high is None or low is None:
+    uses = pair.uses(number)
+    if uses is None:
         return
-    ratio = pair.scales[0] / pair.scales[1]
+    high, low = uses
     evidence: dict[str, float | str] = {
         "gradient_norms_at_the_step": f"{high.step.gradient.norm:.3g} and {low.step.gradient.norm:.3g}",
         "loss_scales": f"{pair.scales[0]:g} and {pair.scales[1]:g}",
     }
     factor, distance = along(high.step.gradient.values, low.step.gradient.values)
     same = distance <= pair.tolerance and near(factor, 1.0)
-    powers = [
-        _power(one, other, number, ratio, pair.tolerance) for one, other in zip(high.parts, low.parts, strict=False)
-    ]
-    if not same and any(one is None for one in powers) and arrived(high, number) is not None:
+    powers = pair.powers(high, low)
+    if not same and None in powers and arrived(high, number) is not None:
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
     elif 0 in powers and set(powers) <= {0, 1} and high.step.by_scaler and not (same and 1 not in powers):
         yield finding("loss-not-scaled", **evidence, backward_passes=len(powers), without_scale=powers.count(0))
-    elif not same and powers and max(one or 0 for one in powers) == 2:
+    elif not same and 2 in powers:
         cause = (
             "a part of the loss was computed from gradients of a scaled loss, which nobody divided by the scale first: it grows "
             "with the scale, too"
         )
         twice = finding("scaled-twice", **evidence)
         yield finding("depends-on-scale", cause, **evidence) if pair.high.second_order else twice
-    elif not same and near(factor, ratio) and distance <= pair.tolerance:
-        yield _with_scale(pair, high, number, evidence)
+    elif not same and near(factor, pair.ratio) and distance <= pair.tolerance:
+        yield _with_scale(pair, high, evidence)
     elif (limit := _limit_while_scaled(pair, number)) is not None:
         yield finding("clipped-while-scaled", **evidence, norm_times_scale_at_the_step=limit)
     elif not same and (high.step.by_scaler or powers.count(1) == len(powers)):
         yield finding("depends-on-scale", **evidence, relative_distance=distance)
     else:
-        yield from _by_parameter(pair, number, ratio)
+        yield from _by_parameter(pair, number)
+
+
+def _with_scale(pair: Pair, high: Used, evidence: dict[str, float | str]) -> Finding:
+    """The stepped gradient grows with the scale: not divided, or by a number that fits one scale."""
+    total = arrived(high, high.step.number)
+    share = 1.0 if total is None or not total.norm else high.step.gradient.norm / total.norm
+    if near(share * pair.scales[0], 1.0, 0.05) or share < 1e-3:
+        cause = (
+            f"the gradients are divided by {1 / share:g} whatever the loss scale is: when the scale moves, the update is too "
+            "large or too small"
+        )
+        return finding("depends-on-scale", cause, **evidence)
+    return finding("still-scaled", **evidence)
 
 
 _OF_A_PART = {  # powers of the scale in what arrives and in what is used → the fault
@@ -108,29 +145,26 @@ _OF_A_PART = {  # powers of the scale in what arrives and in what is used → th
 }
 
 
-def _by_parameter(pair: Pair, number: int, ratio: float) -> Iterator[Finding]:
-    """Look for parameters whose gradients depend on the scale, where larger ones hide it in the whole.
+def _by_parameter(pair: Pair, number: int) -> Findings:
+    """Look for parameters whose gradients depend on the scale, where larger ones hide it.
 
     What underflows at the lower scale is missing in what arrives as well: the powers then do not fit.
     """
-    found: dict[str, int] = {}
-    for one, other in (pair.large or (pair.high, pair.low), (pair.high, pair.low)):
-        high, low = first_use(one, number), first_use(other, number)
-        if high is None or low is None:
+    for enlarged in (True, False):
+        uses = pair.uses(number, enlarged=enlarged)
+        came, went = (arrived(one, number) for one in uses) if uses else (None, None)
+        if uses is None or came is None or went is None:
             continue
-        came, went = arrived(high, number), arrived(low, number)
-        if came is None or went is None:
-            continue
-        for place in came.layout.slices:
-            power = _exponent(came.values[place], went.values[place], ratio)
-            used = _exponent(high.step.gradient.values[place], low.step.gradient.values[place], ratio)
-            if power is not None and used is not None and (power, used) in _OF_A_PART:
-                name = _OF_A_PART[power, used]
-                found[name] = found.get(name, 0) + 1
-        if found:
-            name = max(found, key=lambda key: found[key])
-            scales = f"{pair.scales[0]:g} and {pair.scales[1]:g}"
-            yield finding(name, parameters=found[name], loss_scales=scales)
+        at_step = [one.step.gradient for one in uses]
+        powers = (
+            tuple(
+                _exponent(one.values[place], other.values[place], pair.ratio) for one, other in ((came, went), at_step)
+            )
+            for place in came.layout.slices
+        )
+        found = Counter(_OF_A_PART[one] for one in powers if one in _OF_A_PART)
+        for name, count in found.most_common(1):
+            yield finding(name, parameters=count, loss_scales=f"{pair.scales[0]:g} and {pair.scales[1]:g}")
             return
 
 
@@ -142,61 +176,29 @@ def _exponent(high: Tensor, low: Tensor, ratio: float) -> int | None:
 
 
 def carries_scale(pair: Pair, number: int) -> bool:
-    """Tell whether some gradient of an optimizer grows with the loss scale, or the scaler steps it; True if it cannot be seen."""
-    high, low = first_use(pair.high, number), first_use(pair.low, number)
-    if high is None or low is None or high.step.by_scaler or pair.high.called("unscale", number):
+    """Return True if some gradient grows with the loss scale, or that cannot be seen."""
+    uses = pair.uses(number)
+    if uses is None or uses[0].step.by_scaler or pair.high.called("unscale", number):
         return True
-    ratio = pair.scales[0] / pair.scales[1]
-    powers = [
-        _power(one, other, number, ratio, pair.tolerance) for one, other in zip(high.parts, low.parts, strict=False)
-    ]
+    powers = pair.powers(*uses)
     return not powers or any(power != 0 for power in powers)
 
 
-def _power(high: object, low: object, number: int, ratio: float, tolerance: float) -> int | None:
-    """Return n if what a backward pass adds grows with the loss scale to the power of n, None for no such n."""
-    one, other = high.arrived.get(number), low.arrived.get(number)  # type: ignore[attr-defined]
-    if one is None or other is None:
-        return None
-    if one.empty and other.empty:
-        return 1
-    factor, distance = along(one.values, other.values)
-    if distance > tolerance:
-        return None
-    return next((n for n in (0, 1, 2) if near(factor, ratio**n, 0.1)), None)
-
-
-def _with_scale(pair: Pair, high: Used, number: int, evidence: dict[str, float | str]) -> Finding:
-    """The stepped gradient grows with the scale: not divided at all, or by a number that only fits one scale."""
-    total = arrived(high, number)
-    share = 1.0 if total is None or not total.norm else high.step.gradient.norm / total.norm
-    if near(share * pair.scales[0], 1.0, 0.05) or share < 1e-3:
-        cause = (
-            f"the gradients are divided by {1 / share:g} whatever the loss scale is: when the scale moves, the update is too "
-            "large or too small"
-        )
-        return finding("depends-on-scale", cause, **evidence)
-    return finding("still-scaled", **evidence)
-
-
-def divided_twice(pair: Pair, number: int) -> bool:
-    """Tell, of gradients too small for any clip, whether they are divided by the scale twice."""
-    high, low = first_use(pair.high, number), first_use(pair.low, number)
-    if high is None or low is None:
+def divided_twice(pair: Pair, number: int, *, enlarged: bool = False) -> bool:
+    """Return True if gradients shrink as the scale grows: too small for a clip, they are divided twice."""
+    uses = pair.uses(number, enlarged=enlarged)
+    if uses is None:
         return False
-    factor, distance = along(high.step.gradient.values, low.step.gradient.values)
-    return near(factor, pair.scales[1] / pair.scales[0], 0.05) and distance < 0.2
+    high, low = (one.step.gradient.values for one in uses)
+    return _exponent(high, low, pair.ratio) == -1
 
 
 def _limit_while_scaled(pair: Pair, number: int) -> float | None:
-    """Return the norm to which scaled gradients are cut: at the step it is this divided by the scale, at both scales."""
-    for one, other in ((pair.large or (pair.high, pair.low)), (pair.high, pair.low)):
-        high, low = first_use(one, number), first_use(other, number)
-        if high is None or low is None:
-            return None
-        factor, distance = along(high.step.gradient.values, low.step.gradient.values)
-        if near(factor, pair.scales[1] / pair.scales[0], 0.05) and distance < 0.2:
-            return high.step.gradient.norm * pair.scales[0]
+    """Return the norm to which scaled gradients are cut: at the step, it is divided by the scale."""
+    for enlarged in (True, False):
+        uses = pair.uses(number, enlarged=enlarged)
+        if uses and divided_twice(pair, number, enlarged=enlarged):
+            return uses[0].step.gradient.norm * pair.scales[0]
     return None
 
 
@@ -218,7 +220,7 @@ class Compared:
     counted: bool = False  # the sizes are what the loss itself counts
 
     def tolerance(self, least: float) -> float:
-        """Return the distance from fp32 to allow: at least `least`, and thrice what rounding does, up to a quarter.
+        """Return the distance to allow: at least `least`, and thrice what rounding does, up to a quarter.
 
         Where a unit's input lies near ReLU's kink, rounding moves it across: no bound by units in the last place covers that.
         """
@@ -233,8 +235,8 @@ def _weighed(parts: Sequence[Tensor], sizes: Sequence[float]) -> Tensor:
     return torch.stack([part * (n / total) for part, n in zip(parts, sizes, strict=True)]).sum(0)
 
 
-def check_reference(one: Compared, tolerance: float) -> Iterator[Finding]:
-    """Find the weights with which micro-batches enter the gradient: they ought to add up to 1, each by its examples.
+def check_reference(one: Compared, tolerance: float) -> Findings:
+    """Find the weights of the micro-batches in the gradient: to add up to 1, each by its examples.
 
     Weights by other counts, of tokens for one, are as right; without a loss only a lost micro-batch can be told.
     """
@@ -269,14 +271,14 @@ def check_reference(one: Compared, tolerance: float) -> Iterator[Finding]:
 
 
 def _counts_alike(weights: Sequence[float], sizes: Sequence[float]) -> bool:
-    """Tell whether weights are equal although sizes are not."""
+    """Return True if weights are equal although sizes are not."""
     alike = max(abs(w - 1 / len(weights)) for w in weights)
     by_size = max(abs(w - n / sum(sizes)) for w, n in zip(weights, sizes, strict=True))
     return alike < 0.02 and by_size > max(3 * alike, 0.02)
 
 
 def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int]) -> Tensor:
-    """Return the gradient of an optimizer's parameters, that of the model's own parameter for each fp32 master."""
+    """Return an optimizer's gradient, with that of the model's parameter for each fp32 master."""
     own, rest = gradients[number], gradients[-1]
     values = own.values.clone()
     for place, twin in zip(own.layout.slices, twins, strict=True):
@@ -286,7 +288,7 @@ def as_masters(gradients: Sequence[Gradient], number: int, twins: Sequence[int])
 
 
 def arrived_for_masters(update: Update, training: Training, number: int) -> Tensor | None:
-    """Return what arrived at the model's parameters for which an optimizer holds fp32 masters; None if it holds none."""
+    """Return what arrived at the parameters that an optimizer holds masters of; None for no masters."""
     twins, last = training.twins(number), len(training.optimizers)
     passes = [one.arrived[last] for one in update.backwards if last in one.arrived]
     if twins is None or max(twins, default=-1) < 0 or not passes:

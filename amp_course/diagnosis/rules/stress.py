@@ -1,7 +1,8 @@
-"""Judge what a step does when it is put to the test: with very large gradients, with an inf in them, with a scale that grows."""
+"""Judge a step put to the test: by very large gradients, an inf in them, a scale that grows."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,160 +10,181 @@ import torch
 
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import CLOSE, along, near
-from amp_course.diagnosis.findings import Finding
+from amp_course.diagnosis.findings import Finding, Findings
 from amp_course.diagnosis.rules.gradients import arrived, arrived_for_masters, first_use
-from amp_course.watching.records import Gradient, Step, Training, Update
+from amp_course.watching.records import Step, Training, Update
 from amp_course.watching.uses import Used, steps_of
 
 HIDDEN = (
     "inf and NaN are replaced in the gradients before the scaler looks for them: no step is skipped, and the scale never "
     "falls, however often it overflows"
 )
-_NORMS = (1.0, 2.0, 3.0, math.inf)
 
 
-def limits_of(plain: Update, large: Update, factor: float, number: int, training: Training) -> str:
-    """Say how the gradients of an optimizer are limited when they grow by a factor: "no", "whole" (as a norm is), or "parts"."""
-    small, big = first_use(plain, number), first_use(large, number)
-    if small is None or big is None:
-        return "no"
-    total = arrived(big, number)
-    values = arrived_for_masters(large, training, number) if total is None else total.values
-    if values is None:
-        return "no"
-    grown, distance = along(big.step.gradient.values, small.step.gradient.values)
-    if distance < 0.05 and near(grown, factor, 0.05):
-        return "no"
-    _, turned = along(big.step.gradient.values, values)
-    return "whole" if turned < 0.05 else "parts"
+# ---- large gradients ----
 
 
 def check_clipping(
     plain: Update, large: Update, factor: float, max_norm: float, training: Training
 ) -> Iterator[Finding | str]:
-    """Look at an update whose gradients were made a thousand times as large as max_norm; a string is an observation, no fault."""
-    firsts = {n: first_use(large, n) for n in range(len(training.optimizers))}
-    steps = {n: one.step for n, one in firsts.items() if one is not None}
-    if not steps:
+    """Look at an update with gradients far above max_norm; a string is an observation, no fault."""
+    used = {n: one for n in range(len(training.optimizers)) if (one := first_use(large, n)) is not None}
+    if not used:
         return
+    steps = {n: one.step for n, one in used.items()}
     fits = _fits_some_clip(steps, max_norm, training)
     worst = max(one.gradient.norm for one in steps.values())
-    evidence = {"norm_at_the_step": worst, "max_norm": max_norm}
-    kinds = {n: limits_of(plain, large, factor, n, training) for n in steps}
-    free = {n: _free(firsts[n], first_use(plain, n), factor, max_norm) for n in steps}
-    if kinds and not fits and any(kinds[n] == "parts" and free[n] for n in steps):
-        yield finding("not-clipped", **evidence, parameters_that_are_not_clipped=sum(map(len, free.values())))
-        return
+    kinds, free = {}, {}
+    for n, one in used.items():
+        small = first_use(plain, n)
+        kinds[n] = "no" if small is None else _limits(small, one, factor, large, training)
+        free[n] = 0 if small is None else _free(small, one, factor, max_norm)
     unlimited = [n for n, kind in kinds.items() if kind == "no" and steps[n].gradient.norm > max_norm * (1 + CLOSE)]
-    if unlimited:
-        if len(unlimited) < len(steps):
-            evidence["optimizer"] = unlimited[0]
-        evidence["norm_at_the_step"] = steps[unlimited[0]].gradient.norm
-        yield finding("not-clipped", **evidence)
+    if not fits and any(kinds[n] == "parts" and free[n] for n in steps):
+        yield finding("not-clipped", norm_at_the_step=worst, max_norm=max_norm,
+                      parameters_that_are_not_clipped=sum(free.values()))  # fmt: skip
+    elif unlimited:
+        which = {"optimizer": unlimited[0]} if len(unlimited) < len(steps) else {}
+        yield finding("not-clipped", norm_at_the_step=steps[unlimited[0]].gradient.norm, max_norm=max_norm, **which)
     elif not fits and all(kind == "whole" for kind in kinds.values()):
-        yield finding("clipped-wrong", **evidence)
+        yield finding("clipped-wrong", norm_at_the_step=worst, max_norm=max_norm)
     elif fits and worst > max_norm * (1 + CLOSE) and "parts" in kinds.values():
         yield f"Parts of the gradients are clipped to {max_norm:g} one by one; the overall norm is {worst:.3g}."
     elif not fits:
         yield f"Large gradients come out with a norm of {worst:.3g}, not the max_norm of {max_norm:g}."
 
 
-def _free(big: Used | None, small: Used | None, factor: float, max_norm: float) -> list[int]:
-    """Return the parameters whose gradients grow with the factor, whatever happens to the others."""
-    if big is None or small is None:
-        return []
+def _limits(small: Used, big: Used, factor: float, large: Update, training: Training) -> str:
+    """Say how gradients that grow by a factor are limited: "no", "whole" (as a norm is), "parts"."""
+    number = big.step.number
+    total = arrived(big, number)
+    values = arrived_for_masters(large, training, number) if total is None else total.values
+    grown, distance = along(big.step.gradient.values, small.step.gradient.values)
+    if values is None or (distance < 0.05 and near(grown, factor, 0.05)):
+        return "no"
+    _, turned = along(big.step.gradient.values, values)
+    return "whole" if turned < 0.05 else "parts"
+
+
+def _free(small: Used, big: Used, factor: float, max_norm: float) -> int:
+    """Count the parameters whose gradients grow with the factor, whatever happens to the others."""
     norms = zip(big.step.gradient.norms.tolist(), small.step.gradient.norms.tolist(), strict=True)
-    return [n for n, (now, was) in enumerate(norms) if was and now > max_norm and near(now / was, factor, 0.05)]
+    return sum(bool(was) and now > max_norm and near(now / was, factor, 0.05) for now, was in norms)
 
 
 def _fits_some_clip(steps: Mapping[int, Step], max_norm: float, training: Training) -> bool:
-    """Tell whether gradients are what some clip to max_norm leaves: by any usual norm, over all of them, a group, a parameter."""
-    gradients = {n: one.gradient for n, one in steps.items()}
-    if any(one.layout.stride > 1 for one in gradients.values()):
+    """Return True if gradients are what some usual clip to max_norm leaves."""
+    if any(one.gradient.layout.stride > 1 for one in steps.values()):
         return True  # of a sample other norms than the usual one cannot be told
-    whole = torch.cat([one.values.cpu() for one in gradients.values()]).double()  # an L1 norm of millions needs it
-    around = [math.hypot(one.gradient.norm, one.rest) for one in steps.values()]
-    if any(near(norm, max_norm) for norm in around) or near(float(whole.abs().max()), max_norm):
-        return True
-    for norm in _NORMS:
-        if near(torch.linalg.vector_norm(whole, norm).item(), max_norm):
-            return True
-        if all(near(torch.linalg.vector_norm(one.values, norm).item(), max_norm) for one in gradients.values()):
-            return True
-    parts = [gradient.values[place] for gradient in gradients.values() for place in gradient.layout.slices]
-    if near(max(part.norm().item() for part in parts), max_norm):
-        return True
-    norms = [norm for n, one in gradients.items() for norm in _group_norms(training.optimizers[n], one)]
-    return near(max(norms, default=0.0), max_norm)
+    return any(all(near(norm, max_norm) for norm in norms) for norms in _norms(steps, training))
 
 
-def _group_norms(optimizer: torch.optim.Optimizer, gradient: Gradient) -> Iterator[float]:
-    place = {id(p): n for n, p in enumerate(gradient.layout.parameters)}
-    for group in optimizer.param_groups:
-        norms = [gradient.norms[place[id(p)]] for p in group["params"] if id(p) in place]
-        if norms:
-            yield torch.stack(norms).norm().item()
+def _norms(steps: Mapping[int, Step], training: Training) -> Iterator[list[float]]:
+    """Yield, for each way to clip, the norms that it brings to max_norm."""
+    gradients = {n: one.gradient for n, one in steps.items()}
+    values = [one.values for one in gradients.values()]
+    yield from ([math.hypot(one.gradient.norm, one.rest)] for one in steps.values())
+    whole = torch.cat([one.cpu() for one in values]).double()  # an L1 norm of millions needs it
+    for order in (1.0, 2.0, 3.0, math.inf):
+        for parts in ([whole], values):
+            yield [torch.linalg.vector_norm(one, order).item() for one in parts]
+    yield [max(norm for one in gradients.values() for norm in one.norms.tolist())]
+    groups = []
+    for n, one in gradients.items():
+        norm_of = dict(zip(map(id, one.layout.parameters), one.norms, strict=True))
+        for group in training.optimizers[n].param_groups:
+            held = [norm_of[id(p)] for p in group["params"] if id(p) in norm_of]
+            groups += [torch.stack(held).norm().item()] * bool(held)
+    yield [max(groups)]
 
 
-def check_early_clipping(plain: Update, large: Update, factor: float, number: int) -> Iterator[Finding]:
+def check_early_clipping(plain: Update, large: Update, factor: float, number: int) -> Findings:
     """Look whether the gradients of one micro-batch are cut before the next one's are added."""
     small, big = first_use(plain, number), first_use(large, number)
-    if small is None or big is None or len(big.parts) < 2 or len(small.parts) != len(big.parts):
+    if small is None or big is None or len(small.parts) != len(big.parts):
         return
-    for n in range(1, len(big.parts)):
-        first, before = big.parts[n - 1].arrived.get(number), big.parts[n].before[number]
-        was, then = small.parts[n - 1].arrived.get(number), small.parts[n].before[number]
-        if (
-            first is None
-            or was is None
-            or not first.norm
-            or not was.norm
-            or not then.norm
-            or big.parts[n].call == big.parts[n - 1].call
-        ):
+    pairs = zip(itertools.pairwise(small.parts), itertools.pairwise(big.parts), strict=True)
+    for (was, then), (first, following) in pairs:
+        came, usual = first.arrived.get(number), was.arrived.get(number)
+        left, usually_left = following.before[number].norm, then.before[number].norm
+        if came is None or usual is None or first.call == following.call:
             return
-        kept, usual = before.norm / (first.norm * factor), then.norm / was.norm
-        if kept < 0.5 * usual:
-            yield finding(
-                "clipped-every-micro-batch",
-                norm_between_micro_batches=before.norm,
-                norm_that_arrived=first.norm * factor,
-            )
+        if not came.norm or not usual.norm or not usually_left:
+            return
+        whole = came.norm * factor
+        if left / whole < 0.5 * usually_left / usual.norm:
+            yield finding("clipped-every-micro-batch", norm_between_micro_batches=left, norm_that_arrived=whole)
             return
 
 
-def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Iterator[Finding]:
-    """Look at an update with an inf in the gradients of one optimizer, at the one after it, and at one without an inf."""
-    bad = [one for one in poisoned.steps(number) if not one.gradient.finite]
-    if poisoned.error is None and bad and poisoned.spoilt[number]:
+# ---- an inf ----
+
+
+def poisoned_pass(update: Update, number: int, training: Training) -> tuple[int, int] | None:
+    """Return (number of the pass, slot) to put an inf into, for the first step of an optimizer."""
+    order = update.backwards
+    for used in steps_of(update.events, number)[:1]:
+        # The last slot: the model's own gradients, where an optimizer holds masters.
+        for slot, passes in ((number, used.parts), (len(training.optimizers), order)):
+            for one in reversed(passes):
+                if slot in one.arrived and one.complete:
+                    return order.index(one), slot
+    return None
+
+
+def earlier_pass(update: Update, number: int) -> tuple[int, int] | None:
+    """Return (number of the pass, slot) of gradients that were cleared unused, as SAM's are."""
+    for used in steps_of(update.events, number)[:1]:
+        if used.cleared and number in used.cleared[0].arrived:
+            return update.backwards.index(used.cleared[0]), number
+    return None
+
+
+def check_stress(plain: Update, poisoned: Update, clean: Update, training: Training) -> Findings:
+    """Judge a script's update with an inf in it, by the one before and the one after it."""
+    for number in range(len(training.optimizers)):
+        yield from check_skipping(poisoned, clean, plain, number)
+        if len(poisoned.backwards) == len(plain.backwards):  # else the script skipped on its own
+            yield from check_hidden([poisoned], number)
+    if plain.called("scheduler"):  # one that moves once an epoch may do so now
+        yield from check_waiting(poisoned, training)
+
+
+def check_skipping(poisoned: Update, clean: Update, plain: Update, number: int) -> Findings:
+    """Look at an update with an inf in one optimizer's gradients, the one after, one without."""
+    steps = poisoned.steps(number)
+    if poisoned.error is None and poisoned.spoilt[number] and any(not one.gradient.finite for one in steps):
         yield finding("overflow-not-skipped", optimizer=number)
-        return
-    if poisoned.error is None and poisoned.spoilt[number] and not poisoned.steps(number):
-        yield finding(
-            "overflow-not-skipped", "the step was skipped, and an inf in the gradients reached the weights anyway"
-        )
-        return
-    if poisoned.steps(number) or not plain.steps(number):
-        return
-    lowered = any(now < was for now, was in zip(clean.scales_after, poisoned.scales, strict=True))
-    if plain.called("update") and not poisoned.called("update") and not (lowered and clean.error is None):
-        yield finding("no-update-after-skip", scale_before=poisoned.scales[0], scale_after=clean.scales_after[0])
-    else:
-        yield from check_kept(poisoned, clean, number)
+    elif not steps and plain.steps(number):
+        lowered = clean.error is None and _falls(poisoned.scales, clean.scales_after)
+        if plain.called("update") and not poisoned.called("update") and not lowered:
+            yield finding("no-update-after-skip", scale_before=poisoned.scales[0], scale_after=clean.scales_after[0])
+        else:
+            yield from check_kept(poisoned, clean, number)
 
 
-def check_hidden(outcomes: Sequence[Update], number: int) -> Iterator[Finding]:
+def _falls(before: Sequence[float], after: Sequence[float]) -> bool:
+    return any(now < was for was, now in zip(before, after, strict=True))
+
+
+def check_kept(poisoned: Update, clean: Update, number: int) -> Findings:
+    """Look whether a loop that skips an update keeps its gradients, and their inf, for the next."""
+    skipped = clean.error is None and not poisoned.steps(number) and not clean.steps(number)
+    if skipped and any(not one.before[number].finite for one in clean.backwards):
+        yield finding("kept-after-skip", steps_after_the_skip=0)
+
+
+def check_hidden(outcomes: Sequence[Update], number: int) -> Findings:
     """Look whether inf in different parameters are gone before the scaler looks for them."""
     for one in outcomes:
         steps = one.steps(number)
-        lowered = any(now < was for now, was in zip(one.scales_after, one.scales, strict=True))
         finite = all(step.by_scaler and step.gradient.finite for step in steps)
-        if one.error is not None or not steps or not finite or lowered:
+        if one.error is not None or not steps or not finite or _falls(one.scales, one.scales_after):
             return
     yield finding("overflow-not-skipped", HIDDEN, optimizer=number, steps_with_an_inf=len(outcomes), variant="hidden")
 
 
-def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
+def check_waiting(poisoned: Update, training: Training) -> Findings:
     """Look whether the schedulers wait in an update that every optimizer skips."""
     for number in range(len(training.schedulers)):
         moves = len(poisoned.called("scheduler", number))
@@ -170,67 +192,33 @@ def check_waiting(poisoned: Update, training: Training) -> Iterator[Finding]:
             yield finding("scheduler-ran-on", moves_in_a_skipped_update=moves)
 
 
-def check_growth(grown: Update, plain: Update, training: Training, *, steady: bool) -> Iterator[Finding]:
-    """Look whether schedulers and gradients are in an update that makes the scale grow what they are in one that does not."""
-    if not grown.steps() or not any(a > b for a, b in zip(grown.scales_after, grown.scales, strict=True)):
+def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
+    """Return True if a loop that looks for inf itself takes some updates with inf or NaN."""
+    taken = any(one.steps(number) and one.spoilt[number] for one in outcomes)
+    return taken and any(not one.steps(number) and one.error is None for one in outcomes)
+
+
+# ---- a scale that grows ----
+
+
+def check_growth(grown: Update, plain: Update, training: Training, *, steady: bool) -> Findings:
+    """Look whether schedulers and gradients are the same in an update that makes the scale grow."""
+    growth = list(zip(grown.scales_after, grown.scales, strict=True))
+    if not grown.steps() or not any(now > was for now, was in growth):
         return
     for number in range(len(training.schedulers)):
         if plain.called("scheduler", number) and not grown.called("scheduler", number):
-            yield finding(
-                "scheduler-stalls",
-                scale_before=grown.scales[0],
-                scale_after=grown.scales_after[0],
-                moves=0,
-                steps=len(grown.steps()),
-            )
+            yield finding("scheduler-stalls", scale_before=grown.scales[0], scale_after=grown.scales_after[0],
+                          moves=0, steps=len(grown.steps()))  # fmt: skip
     for number in range(len(training.optimizers)) if steady else ():
         one, other = first_use(grown, number), first_use(plain, number)
         if one is None or other is None:
             continue
         factor, distance = along(one.step.gradient.values, other.step.gradient.values)
-        shares = [b / a for a, b in zip(grown.scales_after, grown.scales, strict=True) if a > 1.2 * b]
-        if distance < 0.1 and any(near(factor, share, 0.05) for share in shares):
+        if distance < 0.1 and any(near(factor, was / now, 0.05) for now, was in growth if now > 1.2 * was):
             cause = (
                 "when the scale changes during an update, the gradients of one optimizer are divided by the new scale although "
                 "they were computed with the old one"
             )
-            yield finding(
-                "depends-on-scale", cause, optimizer=number, gradient_when_the_scale_grows=f"{factor:.3g} times"
-            )
-
-
-def check_kept(poisoned: Update, clean: Update, number: int) -> Iterator[Finding]:
-    """Look whether a loop that skips an update with inf in its gradients keeps them for the next one."""
-    if clean.error is not None or poisoned.steps(number) or clean.steps(number):
-        return
-    if any(not one.before[number].finite for one in clean.backwards):
-        yield finding("kept-after-skip", steps_after_the_skip=0)
-
-
-def leaky_check(outcomes: Sequence[Update], number: int) -> bool:
-    """Tell whether a loop that looks for inf itself skips some updates with inf or NaN and takes others."""
-    taken = [bool(one.steps(number)) and one.spoilt[number] for one in outcomes]
-    skipped = [not one.steps(number) and one.error is None for one in outcomes]
-    return any(taken) and any(skipped)
-
-
-def earlier_pass(update: Update, number: int) -> tuple[int, int] | None:
-    """Return (number of the backward pass, slot) of gradients that were cleared before the first step, as SAM's are."""
-    used = next(iter(steps_of(update.events, number)), None)
-    if used is None or not used.cleared or number not in used.cleared[0].arrived:
-        return None
-    return update.backwards.index(used.cleared[0]), number
-
-
-def poisoned_pass(update: Update, number: int, training: Training) -> tuple[int, int] | None:
-    """Return (number of the backward pass, slot) to put an inf into, so that the first step of an optimizer gets it."""
-    used = next(iter(steps_of(update.events, number)), None)
-    if used is None:
-        return None
-    slots = (number, len(training.optimizers))  # the model's own gradients, where an optimizer holds masters
-    order = update.backwards
-    for slot in slots:
-        for one in reversed(used.parts if slot == number else order):
-            if slot in one.arrived and one.complete:
-                return order.index(one), slot
-    return None
+            yield finding("depends-on-scale", cause, optimizer=number,
+                          gradient_when_the_scale_grows=f"{factor:.3g} times")  # fmt: skip

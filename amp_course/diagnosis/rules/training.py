@@ -1,17 +1,18 @@
-"""Judge a whole training by what was counted on the way: modes, weights, lost updates, buried overflows, reads of values."""
+"""Judge a whole training by what was counted: modes, weights, lost updates, reads of values."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import nn
 
 from amp_course.diagnosis.catalogue import finding
-from amp_course.diagnosis.findings import Finding, fix_text
+from amp_course.diagnosis.findings import Findings, fix_text
 from amp_course.diagnosis.report import listed
 from amp_course.watching.births import Line, is_of_a_library
 from amp_course.watching.buried import Buried
@@ -35,13 +36,13 @@ _WRONG = 0.5  # of the norm of what fp32 gives
 _HEADROOM = 1.0  # doublings
 
 
-def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Iterator[Finding]:
-    """Look for a model that is left in evaluation mode, and an optimizer of weights that were replaced.
+def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Findings:
+    """Look for a model left in evaluation mode, and an optimizer of weights that were replaced.
 
     diverged: the training did, which evaluation mode may have made it do at once
     """
-    long = _SOON if diverged else _LONG
-    if seen.mode_counts and seen.trained and seen.evaluated >= long and not seen.other_weights:
+    long = seen.evaluated >= (_SOON if diverged else _LONG)
+    if long and seen.mode_counts and seen.trained and not seen.other_weights:
         yield finding("left-in-evaluation-mode", updates_in_training_mode=seen.trained, and_then=seen.evaluated)
     if seen.lost >= _SURE:
         outside, used, old = seen.example
@@ -54,7 +55,7 @@ def check_modules(seen: ModulesSeen, *, diverged: bool = False) -> Iterator[Find
         )
 
 
-def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped: bool) -> Iterator[Finding]:
+def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped: bool) -> Findings:
     """Yield what may be meant.
 
     paths:   of modules in their model
@@ -69,79 +70,73 @@ def advise_modules(seen: ModulesSeen, paths: Mapping[nn.Module, str], *, wrapped
         yield finding("weights-in-no-optimizer", weights=f"{outside} of {used}", named=listed([*names, *more]))
 
 
-def advise_saving(states: Mapping[str, Line | None], made: Made) -> Iterator[Finding]:
+def advise_saving(states: Mapping[str, Line | None], made: Made) -> Findings:
     """Look for a checkpoint to go on from that leaves something out. states: as `Saved` has them."""
     place = str(next(iter(states.values()), None) or "")
-    if states and "optimizer" not in states and made.optimizers:
-        yield finding("optimizer-not-saved", place=place)
-    if "optimizer" in states and "scaler" not in states and any(one.is_enabled() for one in made.scalers):
+    if "optimizer" not in states:
+        if states and made.optimizers:
+            yield finding("optimizer-not-saved", place=place)
+        return
+    if "scaler" not in states and any(one.is_enabled() for one in made.scalers):
         yield finding("scaler-not-saved", place=place)
-    if "optimizer" in states and "schedule" not in states and made.schedulers and not made.resumed:
+    if "schedule" not in states and made.schedulers and not made.resumed:
         yield finding("schedule-not-saved", place=place)
 
 
-def check_lost(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
+def check_lost(lost: Iterable[LostUpdates]) -> Findings:
     """Look for weights in 16 bits that moved much less than their fp32 twins."""
     for one in lost:
-        enough = one.steps >= _FEWEST_STEPS and one.wanted and isfinite(one.wanted)
-        if enough and one.moved < _LOST * one.wanted:
-            yield finding(
-                "updates-vanish",
-                weights_in=str(one.dtype)[6:],
-                steps=one.steps,
-                moved=one.moved,
-                would_have_moved_in_fp32=one.wanted,
-                weights_that_never_moved=f"{one.still:.0%}",
-            )
+        if one.steps >= _FEWEST_STEPS and _vanish(one) and one.wanted < inf:
+            yield finding("updates-vanish", weights_in=_short(one.dtype), steps=one.steps, moved=one.moved,
+                          would_have_moved_in_fp32=one.wanted, weights_that_never_moved=f"{one.still:.0%}")  # fmt: skip
 
 
-def advise_16_bits(lost: Iterable[LostUpdates]) -> Iterator[Finding]:
+def _vanish(one: LostUpdates) -> bool:
+    return one.moved < _LOST * one.wanted
+
+
+def advise_16_bits(lost: Iterable[LostUpdates]) -> Findings:
     """Look for weights in bf16 whose optimizer has nothing in fp32."""
     for one in lost:
-        vanish = one.wanted and one.moved < _LOST * one.wanted  # which is told as a fault
-        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16 and not vanish:
-            yield finding("weights-in-16-bits", weights_in=str(one.dtype)[6:], steps=one.steps)
+        if one.plain and one.steps >= _FEWEST_STEPS and one.dtype == torch.bfloat16 and not _vanish(one):
+            yield finding("weights-in-16-bits", weights_in=_short(one.dtype), steps=one.steps)
 
 
-def advise_ratio(ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]) -> Iterator[Finding]:
-    """Look for a ratio of probabilities that is never 1, of a model that runs in another precision without gradients.
+def advise_ratio(ratios: Sequence[float], precisions: Iterable[Mapping[bool, set[torch.dtype]]]) -> Findings:
+    """Look for a ratio of probabilities that is never 1: without gradients, the precision differs.
 
     ratios:     how far each was from 1
     precisions: of layers: with gradients (True) and without, the dtypes in which autocast ran them
     """
     two = [one for one in precisions if one[True] and one[False] and not one[True] & one[False]]
     if two and len(ratios) >= _FEWEST_RATIOS and _ROUNDING < min(ratios) < _NEAR:
-        names = {
-            with_gradients: listed(str(dtype)[6:] for dtype in two[0][with_gradients]) for with_gradients in two[0]
-        }
-        yield finding("ratio-of-two-precisions", old=names[False], new=names[True], nearest_to_1=1 + min(ratios))
+        old, new = (listed(map(_short, two[0][with_gradients])) for with_gradients in (False, True))
+        yield finding("ratio-of-two-precisions", old=old, new=new, nearest_to_1=1 + min(ratios))
 
 
-def check_buried(buried: Buried) -> Iterator[Finding]:
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
+
+
+def check_buried(buried: Buried) -> Findings:
     """Look for an overflow that left no trace and made a result wrong."""
     for path, error in buried.errors.items():
         birth = buried.births[path]
         if error > _WRONG:
             cause = "a value is beyond 65,504, where fp16 ends, and what follows turns the inf into 0: no NaN shows it"
-            place = {"place": str(birth.line)} if birth.line else {}
-            yield finding(
-                "beyond-fp16",
-                cause,
-                op=f"{birth.op} in `{path}`",
-                it_took=", ".join(map(str, birth.took)),
-                **place,
-                result_differs_from_fp32=f"by {error:.0%} of its norm",
-            )
+            took = ", ".join(map(str, birth.took))
+            yield finding("beyond-fp16", cause, op=f"{birth.op} in `{path}`", it_took=took, place=str(birth.line or ""),
+                          result_differs_from_fp32=f"by {error:.0%} of its norm")  # fmt: skip
             return
 
 
-def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Iterator[Finding]:
+def advise_speed(watch: DoctorsWatch, ranges: RangeWatch | None, updates: int) -> Findings:
     """Yield what costs time on a GPU, and where fp16 is nearly left."""
-    lines = _reading_lines(watch, updates, on_cpu=False)
-    if lines:
-        often = ", ".join(f"{_place(line, last)} in {count} of {updates}" for line, last, count in lines[:_SHOWN])
-        often += f", and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        yield finding("host-waits", updates_with_a_read=often, variant=_kind_of_read(lines[0][0]))
+    reads = _reads(watch, updates, on_cpu=False)
+    if reads:
+        often = ", ".join(f"{one.place} in {one.updates} of {updates}" for one in reads[:_SHOWN])
+        often += f", and {len(reads) - _SHOWN} more" if len(reads) > _SHOWN else ""
+        yield finding("host-waits", updates_with_a_read=often, variant=reads[0].kind)
     if ranges is not None and watch.matmuls["float16"]:
         close = [one for one in ranges.readings if one.kind == "activation" and 0 <= one.headroom <= _HEADROOM]
         if close:
@@ -154,13 +149,12 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
 
     optimizers: the names of their classes
     """
-    lines = _reading_lines(watch, updates, on_cpu=True)
-    if lines:
-        more = [f"{len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        told = (f"{_place(line, last)}, `{line.source}`" for line, last, _ in lines[:_SHOWN])
-        where = listed([*told, *more])
-        verb = "reads" if len(lines) == 1 and lines[0][0] == lines[0][1] else "read"
-        kinds = dict.fromkeys(_kind_of_read(line) for line, *_ in lines)
+    reads = _reads(watch, updates, on_cpu=True)
+    if reads:
+        more = [f"{len(reads) - _SHOWN} more"] if len(reads) > _SHOWN else []
+        where = listed([*(f"{one.place}, `{one.first.source}`" for one in reads[:_SHOWN]), *more])
+        verb = "reads" if len(reads) == 1 and reads[0].first == reads[0].last else "read"
+        kinds = dict.fromkeys(one.kind for one in reads)
         if not _FUSED.intersection(optimizers):
             kinds.pop("scaler", None)
         fixes = [fix_text(finding("host-waits", variant=kind)).rstrip(".") + "." for kind in list(kinds)[:2]]
@@ -170,40 +164,46 @@ def observe_reads(watch: DoctorsWatch, updates: int, optimizers: Iterable[str]) 
         ])  # fmt: skip
 
 
-def _place(first: Line, last: Line) -> str:
-    return (
-        first.place
-        if first == last
-        else first.place.replace("line", "lines", 1).replace(" of", f" to {last.number} of", 1)
-    )
+@dataclass(frozen=True)
+class _Read:
+    """Lines in a row that read values, in so many updates; kind: the variant of host-waits."""
+
+    first: Line
+    last: Line
+    updates: int
+    kind: str
+
+    @property
+    def place(self) -> str:
+        if self.first == self.last:
+            return self.first.place
+        return self.first.place.replace("line", "lines", 1).replace(" of", f" to {self.last.number} of", 1)
 
 
-def _reading_lines(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[tuple[Line, Line, int]]:
-    """Return the lines of the reader's own that read values in most updates: the first and last of a row, and in how many.
-
-    Those that are easily changed come first.
-    """
+def _reads(watch: DoctorsWatch, updates: int, *, on_cpu: bool) -> list[_Read]:
+    """Return the reader's own lines that read values in most updates, the easily changed first."""
     counts: Counter[Line] = Counter()
     for (line, device), count in watch.reads.items():
         if (device == "cpu") == on_cpu and not is_of_a_library(line.file) and "get_scale" not in line.source:
             counts[line] += count
-    rows: list[tuple[Line, Line, int]] = []
-    for line, count in sorted(counts.items(), key=lambda one: (one[0].file, one[0].number)):
-        if updates < _SURE or count < _MOST * updates:
+    reads: list[_Read] = []
+    for line in sorted(counts, key=lambda one: (one.file, one.number)):
+        if updates < _SURE or counts[line] < _MOST * updates:
             continue
-        follows = rows and (rows[-1][1].file, rows[-1][1].number + 1) == (line.file, line.number)
-        same = follows and _kind_of_read(line) == _kind_of_read(rows[-1][0])
-        first, most = (rows[-1][0], rows[-1][2]) if same else (line, 0)
-        rows[-1 if same else len(rows) :] = [(first, line, max(most, count))]
-    return sorted(rows, key=lambda one: (_kind_of_read(one[0]) != "", -one[2]))
+        kind, last = _kind_of_read(line.source), reads[-1] if reads else None
+        if last and last.kind == kind and (last.last.file, last.last.number + 1) == (line.file, line.number):
+            reads[-1] = replace(last, last=line, updates=max(last.updates, counts[line]))
+        else:
+            reads.append(_Read(line, line, counts[line], kind))
+    return sorted(reads, key=lambda one: (one.kind != "", -one.updates))
 
 
-def _kind_of_read(line: Line) -> str:
-    """Return which fix fits a line that reads a value: for the scaler's read, a decision, a read inside a call, or a log."""
-    if re.search(r"\.step\((?!.*item\()", line.source):
+def _kind_of_read(source: str) -> str:
+    """Say what reads a value: the scaler, a decision, a distribution, a log (""), a hidden call."""
+    if re.search(r"\.step\((?!.*item\()", source):
         return "scaler"
-    if re.match(r"(if|elif|while|assert)\b", line.source):
+    if re.match(r"(if|elif|while|assert)\b", source):
         return "decision"
-    if re.search(r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", line.source):
+    if re.search(r"log_prob|entropy\(|rsample\(|Categorical|Normal\(|Bernoulli|distributions", source):
         return "distribution"
-    return "" if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", line.source) else "hidden"
+    return "" if re.search(r"item\(|float\(|int\(|print\(|\.log|tolist\(|numpy\(|cpu\(|\{", source) else "hidden"

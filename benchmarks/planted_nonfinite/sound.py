@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amp_course.debugging.planted.steps import INF, Setup, training
+from benchmarks.planted_nonfinite.steps import INF, Setup, training
 
 
 def _causal(size: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from amp_course.debugging.planted.steps import INF, Planted, Setup, training
+from benchmarks.planted_nonfinite.steps import INF, Planted, Setup, training
 
 
 def exp_overflows() -> Setup:

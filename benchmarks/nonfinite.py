@@ -2,6 +2,8 @@
 
 Besides `first_nonfinite`: PyTorch's `torch.autograd.detect_anomaly`; its `DebugMode`, which logs every op with the norm of what
 it gave; and a check of every module's output by a forward hook, as Hugging Face's `DebugUnderflowOverflow` does it.
+
+    python -m benchmarks.nonfinite
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +22,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from amp_course.debugging.nonfinite import first_nonfinite
-from amp_course.debugging.planted import FAULTS, SOUND, Planted, Setup
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.hardware import machine_report
+from amp_course.kit.table import text_table
 from amp_course.kit.tensors import tensors_in
-from amp_course.speed.experiments.in_turn import Comparison as Timed
 from amp_course.speed.experiments.in_turn import compare
+from benchmarks.in_turn import Record, arguments, spread, warn_if_busy
+from benchmarks.planted_nonfinite import FAULTS, SOUND, Planted, Setup
 
 HERE = "# here"  # at the end of the line that is to be named
+WHAT = ("accuses", "op", "module", "line")
 
 
 @dataclass(frozen=True)
@@ -125,81 +130,36 @@ def _imported(name: str) -> Any:
     return None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Fault → tool → what it named; sound step → tools that accused it."""
-
-    faults: Mapping[str, Mapping[str, Named]]
-    sound: Mapping[str, tuple[str, ...]]
-
-    def count(self, tool: str, what: str) -> int:
-        """Return in how many faults a tool named "op", "module" or "line", or "accuses" at all."""
-        return sum(getattr(found[tool], what) for found in self.faults.values())
-
-    def rows(self) -> list[list[str]]:
-        """Return a table as text, its head first."""
-        tools = list(next(iter(self.faults.values())))
-        rows = [["tool", f"notices, of {len(self.faults)}", "names the op", "the module", "the line",
-                 f"accuses, of {len(self.sound)} sound steps"]]  # fmt: skip
-        for tool in tools:
-            counts = [str(self.count(tool, what)) for what in ("accuses", "op", "module", "line")]
-            rows.append([tool, *counts, str(sum(tool in accusers for accusers in self.sound.values()))])
-        return rows
-
-    def missed(self, tool: str) -> list[str]:
-        """Return the faults that a tool does not notice."""
-        return [name for name, found in self.faults.items() if not found[tool].accuses]
-
-    def __str__(self) -> str:
-        return text_table(self.rows())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())
-
-
-def compare_tools() -> Comparison:
-    """Try every tool that this torch has on every planted fault and every sound step."""
+def compare_tools() -> tuple[dict[str, dict[str, Named]], dict[str, list[str]]]:
+    """Try every tool that this torch has: fault → tool → what it named, and sound step → the tools that accused it."""
     tools = available_tools()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "std.*degrees of freedom")
         faults = {fault.name: {tool: TOOLS[tool](fault.make(), fault) for tool in tools} for fault in FAULTS}
         sound = {
-            make.__name__.replace("_", " "): tuple(tool for tool in tools if TOOLS[tool](make(), None).accuses)
+            make.__name__.replace("_", " "): [tool for tool in tools if TOOLS[tool](make(), None).accuses]
             for make in SOUND
         }
-    return Comparison(faults, sound)
+    return faults, sound
 
 
-@dataclass(frozen=True, repr=False)
-class Costs:
-    """What a step takes under each tool, timed in turn with a bare one."""
-
-    comparison: Timed
-
-    def times(self, tool: str) -> float:
-        """Return how many times the bare step it takes, in the middle of the rounds."""
-        return 1 / self.comparison.ratio(tool, "bare").median
-
-    def __str__(self) -> str:
-        """Write a line for each tool; on a busy machine, that it cannot be told."""
-        if self.comparison.busy:
-            return self.comparison.busy
-        lines = []
-        for tool in self.comparison.seconds:
-            same = self.comparison.ratio(tool, "bare").verdict == "same"
-            said = (
-                "as long as the step, as far as this run can tell" if same else f"{self.times(tool):.1f} times the step"
-            )
-            lines += [f"{tool:22} {said}"] if tool != "bare" else []
-        return "\n".join(lines)
-
-    __repr__ = __str__
+def table(faults: Mapping[str, Mapping[str, Named]], sound: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the counts as text, the head first."""
+    head = ["tool", f"notices, of {len(faults)}", "names the op", "the module", "the line"]
+    rows = [[*head, f"accuses, of {len(sound)} sound steps"]]
+    for tool in available_tools():
+        counts = [sum(getattr(named[tool], what) for named in faults.values()) for what in WHAT]
+        rows.append([tool, *map(str, counts), str(sum(tool in accusers for accusers in sound.values()))])
+    return rows
 
 
-def relative_costs(step: Callable[[], Any], model: nn.Module, *, seconds: float = 2.0) -> Costs:
-    """Time a step bare and under each tool, in turn; setting the tool up is part of its time."""
+def relative_costs(*, seconds: float = 2.0) -> dict[str, dict[str, float]]:
+    """Return how many times a bare step it takes under each tool; setting the tool up is part of its time."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    batch = torch.randn(128, 256)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
 
     def under(tool: str) -> Callable[[], object]:
         def run() -> None:
@@ -211,7 +171,12 @@ def relative_costs(step: Callable[[], Any], model: nn.Module, *, seconds: float 
     sides: dict[str, Callable[[], object]] = {"bare": step}
     sides |= {tool: under(tool) for tool in available_tools()}
     sides["first_nonfinite"] = lambda: first_nonfinite(step, model=model)
-    return Costs(compare(sides, seconds=seconds))
+    timed = compare(sides, seconds=seconds)
+    times = {tool: timed.seconds[tool] for tool in sides if tool != "bare"}
+    return {
+        tool: spread([one / bare for one, bare in zip(taken, timed.seconds["bare"], strict=True)])
+        for tool, taken in times.items()
+    }
 
 
 @contextlib.contextmanager
@@ -233,3 +198,26 @@ def _around(tool: str, model: nn.Module) -> Iterator[None]:
                 )
                 stack.callback(handle.remove)
         yield
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, and write results/nonfinite-….json; return 1 if `first_nonfinite` misses a fault or accuses a sound step."""
+    chosen = arguments((__doc__ or "").partition("\n")[0], rounds=1, steps=1, argv=argv)
+    warn_if_busy()
+    record = Record("nonfinite", machine_report(chosen.device), chosen)
+    faults, sound = compare_tools()
+    rows = table(faults, sound)
+    costs = relative_costs(seconds=0.2 if chosen.tiny else 4.0)
+    named = {
+        fault: {tool: [getattr(one, what) for what in WHAT] for tool, one in by.items()} for fault, by in faults.items()
+    }
+    record.data |= {"table": rows, "times_the_step": costs, "named": named, "accused": sound}
+    print(text_table(rows))
+    print("\n".join(f"{tool:18} {ratio['median']:.1f} times the step" for tool, ratio in costs.items()))
+    print(f"written: {record.write().name}")
+    missed = [name for name, by in faults.items() if not by["first_nonfinite"].op]
+    return int(bool(missed) or any("first_nonfinite" in accusers for accusers in sound.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from amp_course.debugging.planted.steps import Planted, Setup, training
+from benchmarks.planted_nonfinite.steps import Planted, Setup, training
 
 
 def adam_without_epsilon() -> Setup:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from amp_course.debugging.planted.steps import Planted, Setup, training
+from benchmarks.planted_nonfinite.steps import Planted, Setup, training
 
 
 def the_root_of_zero() -> Setup:

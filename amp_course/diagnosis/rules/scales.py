@@ -1,0 +1,92 @@
+"""Judge all updates of a script by what their steps used: does it carry the loss scale?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from amp_course.diagnosis.catalogue import finding
+from amp_course.diagnosis.compare import CLOSE, near
+from amp_course.diagnosis.findings import Finding, Findings
+from amp_course.watching.script import Clip, Summary, Use
+
+_FEW = 6  # updates, of which half have to skip before the scale is said to keep falling
+_SHARED = (
+    "two optimizers have weights in common: the scaler's step of the first unscales their gradients, and that of the second "
+    "unscales them again"
+)
+_LOW = 4096.0  # and as far: until then a scaler may still be looking for its scale
+
+
+def check_summaries(summaries: Sequence[Summary], shared: Collection[int] = ()) -> Findings:
+    """Look for what most updates do.
+
+    shared: the numbers of optimizers that have a parameter in common
+    """
+    yield from _clipped_while_scaled(summaries) or _clipped_by_hand(summaries)
+    uses = [use for one in summaries for use in one.uses if use.arrived > 0]
+    scaled = [(use, use.scale) for use in uses if use.scale is not None and use.scale > 1]
+    still = [
+        (use, scale) for use, scale in scaled if not use.by_scaler and not use.unscaled and near(use.norm, use.arrived)
+    ]
+    if 2 * len(still) > len(scaled):
+        use, scale = still[-1]
+        yield finding("still-scaled", norm_at_the_step=use.norm, loss_scale=scale)
+    for number in sorted({use.number for use, _ in scaled}):
+        mine = [(use, scale) for use, scale in scaled if use.number == number]
+        twice = [(use, scale) for use, scale in mine if near(use.norm * scale**2, use.arrived)]
+        if 2 * len(twice) > len(mine):
+            use, scale = twice[-1]
+            cause = _SHARED if number in shared else ""
+            yield finding("unscaled-twice", cause, norm_at_the_step=use.norm, true_norm=use.norm * scale)
+            break
+    skipped = sum(one.skipped for one in summaries)
+    if len(summaries) >= _FEW and 2 * skipped > len(summaries) and summaries[-1].skipped:
+        first, low = (max(some, default=0.0) for some in (summaries[0].scales, summaries[-1].scales_after))
+        if low < _LOW:
+            yield finding("scale-keeps-falling", skipped=f"{skipped} of {len(summaries)} updates",
+                          first_scale=first, last_scale=low)  # fmt: skip
+
+
+def _clipped_while_scaled(summaries: Sequence[Summary]) -> list[Finding]:
+    clips = [
+        (clip, scale) for one in summaries for scale in [max(one.scales, default=1.0)]
+        for clip in one.clips if clip.scaled and not _divided(clip, one, scale)
+    ]  # fmt: skip
+    cut = [(clip, scale) for clip, scale in clips if clip.limit < clip.norm < math.inf]
+    fixed = len({clip.limit for clip, _ in clips}) == 1 and len({scale for _, scale in clips}) > 1
+    if 2 * len(cut) <= len(clips) or not (fixed or all(64 * clip.limit <= scale for clip, scale in cut)):
+        return []
+    clip, scale = cut[-1]
+    seen = {"limit": clip.limit, "norm_where_it_was_clipped": clip.norm, "loss_scale": scale}
+    if any(clip.scaled != clip.numbers for clip, _ in clips):
+        cause = (
+            "gradients of several optimizers are clipped together, and only some were unscaled: the others still carry the "
+            "loss scale, and so does the norm"
+        )
+        return [finding("clipped-while-scaled", cause, **seen)]
+    left = {"true_norm": clip.norm / scale, "norm_that_was_left": clip.limit / scale}
+    return [finding("clipped-while-scaled", **seen, **left)]
+
+
+def _divided(clip: Clip, summary: Summary, scale: float) -> bool:
+    """Return True if the script had divided the gradients by the scale itself before."""
+    arrived = [use.arrived for use in summary.uses if use.number in clip.scaled]
+    return bool(arrived) and clip.norm * math.sqrt(scale) < math.hypot(*arrived)
+
+
+def _clipped_by_hand(summaries: Sequence[Summary]) -> list[Finding]:
+    """Look for a clip by its effect: what is left, times the scale, is the same at every scale."""
+    by_number: dict[int, list[tuple[Use, float]]] = {}
+    for use in (use for one in summaries for use in one.uses):
+        if use.scale and use.arrived and use.by_scaler:
+            by_number.setdefault(use.number, []).append((use, use.scale))
+    for uses in by_number.values():
+        left = [use.norm * scale for use, scale in uses]
+        limited = all(now < 0.5 * use.arrived for now, (use, _) in zip(left, uses, strict=True))
+        several = len(uses) >= 3 and len({scale for _, scale in uses}) > 1
+        if limited and several and max(left) <= (1 + CLOSE) * min(left):
+            use, scale = uses[-1]
+            return [finding("clipped-while-scaled", limit=left[-1], true_norm=use.arrived / scale, loss_scale=scale,
+                            norm_that_was_left=use.norm)]  # fmt: skip
+    return []

@@ -1,0 +1,217 @@
+"""All that watches the training of one process: a script's, or a step's in place."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from amp_course.diagnosis.rules import errors
+from amp_course.watching import taps
+from amp_course.watching.buried import Buried
+from amp_course.watching.counting import DoctorsWatch
+from amp_course.watching.modules import ModulesSeen
+from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
+from amp_course.watching.ranges import RangeWatch, watch_ranges
+from amp_course.watching.records import Meddling, Region, Training, Update
+from amp_course.watching.script import Script, ScriptObserver
+from amp_course.watching.twins import Twins
+
+MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
+Original = Callable[..., Any]
+
+
+class Watchers:
+    """Observing begins with a region or backward pass, and again with each new optimizer.
+
+    complete: is called after each update, as `ScriptObserver` calls it
+    """
+
+    def __init__(self, complete: Callable[[Update], Meddling | None]) -> None:
+        self._complete = complete
+        self.watch = DoctorsWatch()
+        self.made = Made(self.watch, self._new_phase)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen, but for the objects that were made."""
+        self.raised = Raised(errors.described)
+        self.calls = Calls(self.watch)
+        self.saved = Saved()
+        self.ranks = Ranks(self._updates)
+        self.modules = ModulesSeen()
+        self.buried = Buried(self.watch)
+        self.twins = Twins(self.out_of_sight)
+        self.ranges: RangeWatch | None = None
+        self.script = Script()
+        self.observer: ScriptObserver | None = None
+        self.began = 0.0  # the training
+        self.averages: set[AveragedModel] = set()  # that were called
+        self.averaged: set[int] = set()  # numbers of the updates, from 0, in which an average moved
+        # Layer → with gradients? → dtypes of autocast. It keeps no layer alive.
+        self.precisions: MutableMapping[nn.Module, dict[bool, set[torch.dtype]]] = WeakKeyDictionary()
+        self.sharded = False  # weights are DTensors, which only a collective can look at
+        self._regions: list[tuple[Region | None, int]] = []  # entered: the event, and matmuls in 16 bits before it
+        self._stepping: torch.optim.Optimizer | None = None  # whose closure may run a backward pass
+        self._stack = contextlib.ExitStack()
+        for one in (self, self.made, self.raised, self.calls, self.saved, self.ranks, self.buried):
+            self._stack.enter_context(taps.listening(one))
+        self._stack.enter_context(self.twins.hooks())
+
+    def end(self) -> None:
+        """Take off all but the watch over ops."""
+        self._stack.close()
+        if self.observer is not None:
+            self.observer.__exit__()
+        if self.ranges is not None:
+            self.ranges.stop()
+
+    @property
+    def training(self) -> Training:
+        """The one that is observed."""
+        assert self.observer is not None
+        return self.observer.training
+
+    @contextlib.contextmanager
+    def out_of_sight(self) -> Iterator[None]:
+        """Do something that neither the watch nor the observer sees."""
+        observer, paused = self.observer, self.observer is not None and self.observer.paused
+        if observer is not None:
+            observer.paused = True
+        try:
+            with self.watch.aside():
+                yield
+        finally:
+            if observer is not None:
+                observer.paused = paused
+
+    def drift(self) -> dict[str, str]:
+        """Say what makes ranks drift apart: a variant of that finding, and its place."""
+        ranks, weights = self.ranks, [p for one in self.made.optimizers for p in weights_of(one)]
+        with contextlib.suppress(Exception), self.watch.aside():
+            if ranks.not_called(weights) or ranks.inner is not None:
+                return {"variant": "wrapper", "place": str(ranks.inner or "")}
+            if ranks.moved():
+                return {"variant": "moved", "place": str(ranks.made or "")}
+        return {}
+
+    # ---- where observing begins and ends ----
+
+    def _observe(self) -> bool:
+        """Begin to observe; return True if that began just now."""
+        if self.observer is not None or not self.made.optimizers or not torch.is_grad_enabled():
+            return False
+        alive = [one for one in self.made.optimizers if any(p.requires_grad for p in weights_of(one))]
+        alive = alive or self.made.optimizers  # of frozen weights alone
+        if any(_is_sharded(p) for one in alive for p in weights_of(one)):
+            self.sharded = True
+            return False
+        scalers = [one for one in self.made.scalers if one.is_enabled()]
+        training = Training(lambda: None, [], alive[:MOST_OPTIMIZERS], scalers, list(self.made.schedulers))
+        self.observer = ScriptObserver(training, self.watch.aside, self._complete, self.script)
+        self.observer.__enter__()
+        self.watch.counting = True
+        self.began = self.began or time.monotonic()
+        self.calls.waited = 0.0
+        return True
+
+    def _new_phase(self) -> None:
+        if self.observer is not None:
+            self.observer.__exit__()
+            self.observer = None
+            self.script.recent.clear()
+            self.script.idle.clear()
+            self.modules.reset()
+
+    def _updates(self) -> int:
+        return len(self.script.summaries) + (self.observer is not None and self.observer._is_complete())
+
+    # ---- what it listens to ----
+
+    def enter_region(self, original: Original, region: Any) -> Any:
+        if region._enabled:
+            self._observe()
+        result = original(region)
+        events = self.observer.update.events[-1:] if self.observer is not None else []
+        self._regions.append((next((one for one in events if isinstance(one, Region)), None), self._low_matmuls()))
+        return result
+
+    def leave_region(self, original: Original, region: Any, *args: Any) -> Any:
+        """Note whether autocast acted in it."""
+        event, before = self._regions.pop() if self._regions else (None, 0)
+        if event is not None:
+            event.casts = self._low_matmuls() > before
+        return original(region, *args)
+
+    def _low_matmuls(self) -> int:
+        return self.watch.matmuls["float16"] + self.watch.matmuls["bfloat16"]
+
+    def backward(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        late = self._observe() and self._stepping is not None
+        if self.observer is None:
+            return original(*args, **kwargs)
+        weights = [p for slot in self.training.slots for p in slot.parameters]
+        with self.out_of_sight():
+            self.ranks.pass_begins(weights)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            with self.out_of_sight():
+                self.ranks.pass_ends(weights)
+            if late:
+                self.observer.enter_step(self._stepping)
+
+    def step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepping = optimizer
+
+    def step_ends(self, *_: Any) -> None:
+        self._stepping = None
+
+    def average(self, original: Original, *args: Any) -> Any:
+        if self.observer is not None:
+            self.averaged.add(len(self.script.summaries))
+        return original(*args)
+
+    def _passes(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    clip_norm = clip_value = _passes  # listened to from the start: scripts import these by name
+
+    def module_begins(self, module: nn.Module, *_: Any) -> None:
+        """Note which modules run, in which precision; measure the ranges of the first that is trained."""
+        if self.watch._aside:
+            return
+        if isinstance(module, AveragedModel):
+            self.averages.add(module)
+        own = [p for p in module._parameters.values() if p is not None]
+        if any(p.requires_grad for p in own):
+            seen = self.precisions.setdefault(module, {True: set(), False: set()})
+            kind = own[0].device.type
+            on = torch.is_autocast_enabled(kind)
+            seen[torch.is_grad_enabled()].add(torch.get_autocast_dtype(kind) if on else torch.float32)
+        if not torch.is_grad_enabled():
+            return
+        self.ranks.forward(module)
+        self.modules.called(module)
+        if self.watch._open or self.ranges is not None or not self.made.optimizers:
+            return
+        inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+        if any(p.requires_grad and not _is_sharded(p) for p in inner.parameters()):
+            self.ranges = watch_ranges(inner, torch.float16, every=3, bell=-float("inf"), say=lambda text: None)
+            self.ranges.aside = self.watch.aside
+            self.ranges.start()
+
+
+def weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all weights that an optimizer holds."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor")
