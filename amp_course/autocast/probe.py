@@ -118,8 +118,9 @@ def probe_op(name: str, op: SampleCall, group: str, device_type: str, dtype: tor
 def probe_policy(device_type: str, dtype: torch.dtype) -> Policy:
     """Run every op of `OPS` under autocast on a kind of device, and return what it did to each.
 
-    "cuda" is asked on fake tensors, with a GPU or without one: a few of these calls, such as a GRU cell of mixed dtypes, end
-    the process on a real one. An op that cannot be run so is listed as such. The global random stream is not touched.
+    "cuda" is asked on fake tensors, with a GPU or without one: a call that no kernel is meant for, such as that of
+    `_grid_sampler_2d_cpu_fallback`, ends the process on a real one. An op that cannot be run so is listed as such. The global
+    random stream is not touched.
 
     Raises ValueError for a device without autocast, and for a dtype other than bfloat16 and float16.
     Example: probe_policy("cpu", torch.bfloat16)["layer_norm"].verdict → "unchanged"; "cuda", float16 → "fp32"
