@@ -155,7 +155,8 @@ def learn(before: Case, after: Case, clones: Sequence[Path], model: str, tools: 
     def call(*command: str) -> str:
         nonlocal spent
         with open(folder / "said", "wb") as said:
-            env = os.environ | {"PYTHONPATH": paths(tools), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+            path = paths(tools, without=["traincheck"])  # the stand-in is for its own scripts alone
+            env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
             ran = subprocess.Popen([sys.executable, "-m", *command], env=env, stdout=said, stderr=said, cwd=folder)
             _, status, used = os.wait4(ran.pid, 0)
             ran.returncode = os.waitstatus_to_exitcode(status)
