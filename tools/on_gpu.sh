@@ -117,7 +117,7 @@ for part in "${parts[@]}"; do
     code=$? took=$((SECONDS - began)) word=passed
     if [ "$code" -ne 0 ]; then
         failed+=("$part") word=FAILED
-        if [ "$took" -ge "$most" ]; then word="TIMED OUT"; fi
+        if [ "$code" -eq 124 ] || [ "$took" -ge "$most" ]; then word="TIMED OUT"; fi
     fi
     say "$(printf '%-12s %-10s exit code %-4s %4s s of %s s' "$part" "$word" "$code," "$took" "$most")"
     if [ "$code" -ne 0 ]; then say "$(tail -n 40 "$log" | cut -c1-300 | sed 's/^/    | /')"; fi
