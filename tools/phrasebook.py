@@ -19,8 +19,7 @@ import sys
 
 import install
 
-from amp_course.frontiers.phrasebook import LOW_BIT
-from amp_course.recipes.phrasebook import LIBRARIES, Library
+from amp_course.recipes.phrasebook import AMP, LOW_BIT, Library
 
 PACKAGES = ("torch", "accelerate", "lightning-fabric", "paddlepaddle", "scikit-learn", "torchao")
 REFERENCE = "torch_amp"
@@ -41,7 +40,7 @@ def main() -> int:
         set_up(torch_index)
     except install.Stop as stop:
         return install.say(f"\nphrasebook: {stop}", 1, sys.stderr)
-    agree = report({library.slug: run(library) for library in LIBRARIES if library.on_cpu})
+    agree = report({library.slug: run(library) for library in AMP.libraries if library.on_cpu})
     return max([agree, *(audited(slug) for slug in AUDITED), below_16_bits()])
 
 
@@ -134,7 +133,7 @@ def report(found: dict[str, dict]) -> int:
     faults = about_references(references)
     notes: dict[str, int] = {}  # what was said → its number in the list under the table
     print(row("", "version", "asked", "computed in", "first loss", "last loss", "apart", "it said"))
-    for library in LIBRARIES:
+    for library in AMP.libraries:
         if not library.on_cpu:
             print(row(library.name, library.version, f"not run: {library.not_run}"))
             continue

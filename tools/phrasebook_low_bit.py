@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-LOOPS = ROOT / "amp_course" / "frontiers" / "phrasebook" / "loops"
+LOOPS = ROOT / "amp_course" / "recipes" / "phrasebook" / "loops"
 
 E4M3, E5M2 = (4, -6, 448.0), (3, -14, 57344.0)  # significand bits, smallest exponent, largest number
 NEAR, FAR = (

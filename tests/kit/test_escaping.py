@@ -109,10 +109,9 @@ def wicked_map():
 def wicked_phrasebook():
     from amp_course.recipes import phrasebook
 
-    book = phrasebook.Phrasebook()
-    book.libraries = [wicked(phrasebook.Library)]
-    book.libraries = [dataclasses.replace(book.libraries[0], slug=phrasebook.LIBRARIES[0].slug)]
-    return book
+    slug = phrasebook.AMP.libraries[0].slug
+    library = dataclasses.replace(wicked(phrasebook.Library), slug=slug)
+    return dataclasses.replace(phrasebook.AMP, libraries=(library,))
 
 
 def wicked_exercise():

@@ -9,8 +9,7 @@ from amp_course.recipes import O0, RecipeTable, measure
 from amp_course.recipes import panel as panel_module
 from amp_course.recipes.panel import RecipeExplorer
 from amp_course.recipes.panel_html import recipe_view
-from amp_course.recipes.phrasebook import LIBRARIES, PHRASES, Phrasebook
-from amp_course.recipes.phrasebook import table as phrasebook_table
+from amp_course.recipes.phrasebook import AMP, Phrasebook
 
 EVIL = "<img src=x onerror=alert(1)>"
 SEEN = "&lt;img src=x onerror=alert(1)&gt;"
@@ -35,9 +34,7 @@ def test_tables_and_the_phrasebook(monkeypatch):
     row = measure(O0(), nn.Linear(2, 2), torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
     table = RecipeTable((replace(row, label=EVIL, scaling=EVIL, weights={EVIL: 4}),))._repr_html_()
     assert "<img" not in table and table.count(SEEN) == 3
-    library = replace(LIBRARIES[0], name=EVIL, version=EVIL, source=f'"{EVIL}', on_cpu={}, not_run=EVIL)
-    phrase = replace(PHRASES[0], thing=EVIL, words={library.slug: f"`{EVIL}` {EVIL}"})
-    monkeypatch.setattr(phrasebook_table, "LIBRARIES", (library,))
-    monkeypatch.setattr(phrasebook_table, "PHRASES", (phrase,))
-    shown = Phrasebook()._repr_html_()
+    library = replace(AMP.libraries[0], name=EVIL, version=EVIL, source=f'"{EVIL}', on_cpu={}, not_run=EVIL)
+    phrase = replace(AMP.phrases[0], thing=EVIL, words={library.slug: f"`{EVIL}` {EVIL}"})
+    shown = Phrasebook((library,), (phrase,))._repr_html_()
     assert "<img" not in shown and 'href="&quot;' in shown

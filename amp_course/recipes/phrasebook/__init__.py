@@ -1,7 +1,11 @@
-"""What seven libraries call the same thing, and the same training loop in the words of each (`loops/`)."""
+"""What libraries call the same thing, and one training loop in the words of each (`loops/`).
 
-from amp_course.recipes.phrasebook.libraries import LIBRARIES, Library
-from amp_course.recipes.phrasebook.phrases import PHRASES, Phrase
-from amp_course.recipes.phrasebook.table import Phrasebook
+`AMP` has seven libraries in 16 bits, `LOW_BIT` four sources below 16 bits. Plain data, in TOML.
+"""
 
-__all__ = ["LIBRARIES", "PHRASES", "Library", "Phrase", "Phrasebook"]
+from amp_course.recipes.phrasebook.book import Library, Phrase, Phrasebook, read_book
+
+AMP = read_book("amp.toml")
+LOW_BIT = read_book("low_bit.toml")
+
+__all__ = ["AMP", "LOW_BIT", "Library", "Phrase", "Phrasebook"]

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from amp_course.recipes import phrasebook
-from amp_course.recipes.phrasebook import LIBRARIES, PHRASES, Phrasebook
+from amp_course.recipes.phrasebook import AMP, LOW_BIT
 
 ROOT = Path(__file__).parents[3]
-SLUGS = [library.slug for library in LIBRARIES]
+SLUGS = [library.slug for library in AMP.libraries]
 PINS = dict(
     line.split("==") for line in (ROOT / "tools/phrasebook-constraints.txt").read_text().splitlines() if "==" in line
 )
@@ -34,14 +34,14 @@ def test_the_libraries_are_those_of_the_chapter():
 
 
 def test_each_library_has_a_word_for_everything():
-    assert len(PHRASES) == len({phrase.thing for phrase in PHRASES}) >= 12
-    for phrase in PHRASES:
+    assert len(AMP.phrases) == len({phrase.thing for phrase in AMP.phrases}) >= 12
+    for phrase in AMP.phrases:
         assert list(phrase.words) == SLUGS
         assert all(words.strip() for words in phrase.words.values())
         assert all(words.count("`") % 2 == 0 for words in phrase.words.values())
 
 
-@pytest.mark.parametrize("library", LIBRARIES, ids=SLUGS)
+@pytest.mark.parametrize("library", AMP.libraries, ids=SLUGS)
 def test_each_library_is_run_or_says_why_not(library):
     assert library.source.startswith("https://") and library.version
     assert bool(library.on_cpu) != bool(library.not_run)
@@ -49,10 +49,10 @@ def test_each_library_is_run_or_says_why_not(library):
 
 
 def test_apex_and_colossalai_are_the_ones_not_run():
-    assert [library.slug for library in LIBRARIES if library.not_run] == ["apex", "colossalai"]
+    assert [library.slug for library in AMP.libraries if library.not_run] == ["apex", "colossalai"]
 
 
-@pytest.mark.parametrize("library", LIBRARIES, ids=SLUGS)
+@pytest.mark.parametrize("library", AMP.libraries, ids=SLUGS)
 def test_each_loop_compiles_and_stands_alone(library):
     compile(library.loop, f"{library.slug}_loop.py", "exec")
     assert "def train(model: nn." in library.loop
@@ -62,13 +62,14 @@ def test_each_loop_compiles_and_stands_alone(library):
 
 def test_no_loop_is_without_a_library():
     files = {path.name for path in (Path(phrasebook.__file__).parent / "loops").glob("*_loop.py")}
-    assert files == {f"{slug}_loop.py" for slug in SLUGS}
+    with_loops = [*SLUGS, *(one.slug for one in LOW_BIT.libraries if one.loop)]
+    assert files == {f"{slug}_loop.py" for slug in with_loops}
 
 
-@pytest.mark.parametrize("library", [one for one in LIBRARIES if one.names], ids=lambda one: one.slug)
+@pytest.mark.parametrize("library", [one for one in AMP.libraries if one.names], ids=lambda one: one.slug)
 def test_names_to_look_up_are_names_that_are_used(library):
     """A name that is looked up stands in the table or in the loop; so what is looked up is what readers copy."""
-    used = library.loop + " ".join(phrase.words[library.slug] for phrase in PHRASES)
+    used = library.loop + " ".join(phrase.words[library.slug] for phrase in AMP.phrases)
     for name in library.names:
         assert re.search(rf"\b{name.split('.')[-1]}\b", used), name
 
@@ -76,7 +77,7 @@ def test_names_to_look_up_are_names_that_are_used(library):
 def test_the_versions_described_are_those_installed():
     pins = {"torch_amp": "torch", "accelerate": "accelerate", "fabric": "lightning-fabric", "paddle": "paddlepaddle"}
     for slug, package in pins.items():
-        (library,) = [one for one in LIBRARIES if one.slug == slug]
+        (library,) = [one for one in AMP.libraries if one.slug == slug]
         assert PINS[package] in library.version
 
 
@@ -84,7 +85,7 @@ def test_the_versions_described_are_those_installed():
 def test_the_torch_loop_computes_in_what_it_says_and_learns(tools, precision):
     _, run = tools
     found = run.run("torch_amp", precision)
-    assert found["dtypes"] == [LIBRARIES[0].on_cpu[precision]]
+    assert found["dtypes"] == [AMP.libraries[0].on_cpu[precision]]
     assert len(found["losses"]) == run.STEPS and found["losses"][-1] < found["losses"][0] / 2
     assert not found["refused"] and not found["said"]
 
@@ -147,7 +148,7 @@ def reports():
             "missing": [],
             "runs": [fake(LOSSES[dtype], dtype, setting) for setting, dtype in library.on_cpu.items()],
         }
-        for library in LIBRARIES
+        for library in AMP.libraries
         if library.on_cpu
     }
 
@@ -225,13 +226,13 @@ def test_each_fault_is_found(tools, capsys, spoil, words):
 
 
 def test_it_shows_some_side_by_side():
-    shown = Phrasebook("torch_amp", "apex")
+    shown = AMP.only("torch_amp", "apex")
     text, html = repr(shown), shown._repr_html_()
     assert "amp.scale_loss" in text and "auto_cast" not in text and "not run, because it needs CUDA" in text
-    assert html.count("<th ") == 2 + len(PHRASES) and "<code>amp.<wbr>state_<wbr>dict()</code>" in html
-    assert max(map(len, repr(Phrasebook()).splitlines()[: -len(LIBRARIES)])) <= 110
+    assert html.count("<th ") == 2 + len(AMP.phrases) and "<code>amp.<wbr>state_<wbr>dict()</code>" in html
+    assert max(map(len, repr(AMP).splitlines()[: -len(AMP.libraries)])) <= 110
     with pytest.raises(ValueError, match="no library is called 'mxnet': the phrasebook has torch_amp,"):
-        Phrasebook("mxnet")
+        AMP.only("mxnet")
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_a_library_that_cannot_be_imported_is_named(tools, monkeypatch):
     main, _ = tools
     install = sys.modules["install"]
     monkeypatch.setattr(install, "PYTHON", sys.executable)
-    (paddle,) = [library for library in LIBRARIES if library.slug == "paddle"]
+    (paddle,) = [library for library in AMP.libraries if library.slug == "paddle"]
     if importlib.util.find_spec("paddle"):
         pytest.skip("Paddle is installed here")
     assert main.run(paddle) == {"failed": "ModuleNotFoundError: No module named 'paddle'"}

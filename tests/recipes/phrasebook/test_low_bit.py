@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from amp_course.frontiers import phrasebook
-from amp_course.frontiers.phrasebook import LIBRARIES, LOW_BIT
+from amp_course.recipes.phrasebook import LOW_BIT
 
 ROOT = Path(__file__).parents[3]
-SLUGS = [library.slug for library in LIBRARIES]
+SLUGS = [library.slug for library in LOW_BIT.libraries]
 SOURCES = {
     "transformer_engine": r"transformer_engine/[\w/]+\.(py|cuh)",
     "torchao": r"torchao/[\w/]+\.py",
@@ -42,8 +41,8 @@ def test_each_library_has_short_words_and_a_source_for_everything():
 
 
 def test_torchao_alone_is_run_and_in_the_version_that_is_installed():
-    assert [library.slug for library in LIBRARIES if not library.not_run] == ["torchao"]
-    assert all(library.source.startswith("https://") and library.version for library in LIBRARIES)
+    assert [library.slug for library in LOW_BIT.libraries if not library.not_run] == ["torchao"]
+    assert all(library.source.startswith("https://") and library.version for library in LOW_BIT.libraries)
     (torchao,) = LOW_BIT.only("torchao").libraries
     assert f"torchao=={torchao.version}\n" in (ROOT / "tools/phrasebook-constraints.txt").read_text()
 
@@ -55,7 +54,7 @@ def test_names_to_look_up_are_names_that_are_used():
         assert re.search(rf"\b{name.split('.')[-1]}\b", used), name
 
 
-@pytest.mark.parametrize("library", LIBRARIES, ids=SLUGS)
+@pytest.mark.parametrize("library", LOW_BIT.libraries, ids=SLUGS)
 def test_each_loop_compiles_and_stands_alone(library):
     if library.slug == "deepseek_v3":
         assert library.loop == ""
@@ -63,11 +62,6 @@ def test_each_loop_compiles_and_stands_alone(library):
     compile(library.loop, f"{library.slug}_loop.py", "exec")
     assert "def train(model: nn.Sequential" in library.loop and "amp_course" not in library.loop
     assert len(library.loop.splitlines()) <= 50
-
-
-def test_no_loop_is_without_a_library():
-    files = {path.name for path in (Path(phrasebook.__file__).parent / "loops").glob("*_loop.py")}
-    assert files == {f"{slug}_loop.py" for slug in SLUGS if slug != "deepseek_v3"}
 
 
 def test_it_shows_some_topics_and_some_libraries():
@@ -78,7 +72,7 @@ def test_it_shows_some_topics_and_some_libraries():
     assert html.count("<th ") == 2 + len(shown.phrases) and html.count('title="torchao/float8/config.py"') >= 3
     assert "ScalingGranularity.<wbr>TENSORWISE" in html and "not run, because no package index has it" in html
     assert shown.sources.splitlines()[0].split() == ["microxcaling", "torchao"]
-    assert max(map(len, repr(LOW_BIT).splitlines()[: -len(LIBRARIES)])) <= 110
+    assert max(map(len, repr(LOW_BIT).splitlines()[: -len(LOW_BIT.libraries)])) <= 110
     topics = ("layer", "scaling", "formats", "rounding", "memory")
     assert sum(len(LOW_BIT.on(topic).phrases) for topic in topics) == len(LOW_BIT.phrases)
 

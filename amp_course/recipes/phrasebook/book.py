@@ -1,0 +1,151 @@
+"""Show what libraries call the same things, side by side: HTML in a notebook, text elsewhere."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import tomllib
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+
+from amp_course.kit.markup import inline_html
+from amp_course.kit.table import text_table
+
+_HERE = Path(__file__).parent
+_CELL = "text-align:left;padding:3px 8px 3px 0;vertical-align:top;white-space:normal;font-size:88%"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that has AMP.
+
+    slug:     names its loop, `loops/<slug>_loop.py`
+    version:  the version that the phrasebook describes
+    source:   the address of its documentation
+    on_cpu:   what its loop is asked for → the dtype that it then computes in on a CPU
+    not_run:  why it is not run, "" where it is
+    names:    the names that the table uses, each looked up in the installed version
+    """
+
+    slug: str
+    name: str
+    version: str
+    source: str
+    on_cpu: dict[str, str] = field(default_factory=dict)
+    not_run: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def loop(self) -> str:
+        """The source of its loop, to read or to paste; "" where no code was published."""
+        path = _HERE / "loops" / f"{self.slug}_loop.py"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A thing, and what each library calls it, by the library's slug.
+
+    words:   `code` is in backquotes
+    sources: where each was read, if that is not the library's documentation
+    """
+
+    thing: str
+    words: dict[str, str]
+    topic: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class Phrasebook:
+    """Libraries side by side, a row for each thing; a tooltip says where a cell was read.
+
+    Example: LOW_BIT.on("scaling").only("torchao", "microxcaling")
+    """
+
+    libraries: tuple[Library, ...]
+    phrases: tuple[Phrase, ...]
+
+    def only(self, *slugs: str) -> Phrasebook:
+        """Return the book with these libraries alone. Raises ValueError for one not in it."""
+        known = {library.slug: library for library in self.libraries}
+        unknown = [slug for slug in slugs if slug not in known]
+        if unknown:
+            raise ValueError(f"no library is called {unknown[0]!r}: the phrasebook has {', '.join(known)}.")
+        return replace(self, libraries=tuple(known[slug] for slug in slugs))
+
+    def on(self, *topics: str) -> Phrasebook:
+        """Return the book with these topics alone. Raises ValueError for one not in it."""
+        known = dict.fromkeys(phrase.topic for phrase in self.phrases)
+        unknown = [topic for topic in topics if topic not in known]
+        if unknown:
+            raise ValueError(f"no topic is called {unknown[0]!r}: the phrasebook has {', '.join(known)}.")
+        return replace(self, phrases=tuple(one for one in self.phrases if one.topic in topics))
+
+    @property
+    def sources(self) -> str:
+        """Where each cell was read, as a table of text."""
+        slugs = [library.slug for library in self.libraries]
+        rows = [["", *(library.name for library in self.libraries)]]
+        rows += [[one.thing, *map(one.sources.__getitem__, slugs)] for one in self.phrases]
+        return text_table(rows)
+
+    def __repr__(self) -> str:
+        width = max((len(library.name) for library in self.libraries), default=0)
+        lines = []
+        for phrase in self.phrases:
+            lines.append(phrase.thing)
+            for library in self.libraries:
+                head = f"  {library.name:<{width}}  "
+                words = phrase.words[library.slug]
+                lines += textwrap.wrap(words, 110, initial_indent=head, subsequent_indent=" " * len(head))
+        return "\n".join([*lines, *map(_about, self.libraries)])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(
+            f'<th style="{_CELL}"><a href="{escape(one.source)}">{escape(one.name)}</a><br>'
+            f'<span style="font-weight:normal">{escape(one.version)}</span></th>'
+            for one in self.libraries
+        )
+        rows = "".join(
+            f'<tr><th style="{_CELL}">{escape(phrase.thing)}</th>'
+            + "".join(_cell(phrase, one.slug) for one in self.libraries)
+            + "</tr>"
+            for phrase in self.phrases
+        )
+        notes = "".join(f"<div>{inline_html(_about(one))}</div>" for one in self.libraries if one.not_run)
+        head = f"<thead><tr><th></th>{heads}</tr></thead>"
+        return f"<table>{head}<tbody>{rows}</tbody></table>{notes}"
+
+
+def read_book(file: str) -> Phrasebook:
+    """Return the phrasebook in a TOML file beside this module."""
+    data = tomllib.loads((_HERE / file).read_text(encoding="utf-8"))
+    libraries = [Library(**one | {"names": tuple(one.get("names", ()))}) for one in data["library"]]
+    phrases = [
+        Phrase(
+            one["thing"],
+            {library.slug: one[library.slug] for library in libraries},
+            one.get("topic", ""),
+            one.get("in", {}),
+        )
+        for one in data["phrase"]
+    ]
+    return Phrasebook(tuple(libraries), tuple(phrases))
+
+
+def _cell(phrase: Phrase, slug: str) -> str:
+    """Return a cell whose code may break after a dot, a bracket, an underscore: columns are narrow."""
+
+    def open_up(code: re.Match[str]) -> str:
+        return re.sub(r"([.(_=])(?=\w)", r"\1<wbr>", code[0])
+
+    words = re.sub(r"<code>.*?</code>", open_up, inline_html(phrase.words[slug]))
+    title = f' title="{escape(phrase.sources[slug])}"' if slug in phrase.sources else ""
+    return f'<td style="{_CELL}"{title}>{words}</td>'
+
+
+def _about(library: Library) -> str:
+    run = f"not run, because {library.not_run}" if library.not_run else "run by `make test-phrasebook`"
+    return f"{library.name}, {library.version}: {run}. Source: {library.source}"
