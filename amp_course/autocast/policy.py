@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 import torch
 
 from amp_course.autocast.call_stack import has_autocast_kernel
-from amp_course.autocast.published import REFERENCE, TEXT
 from amp_course.kit.dtypes import dtype_name
+from amp_course.kit.toml_data import read_toml
+
+_PUBLISHED = read_toml(__file__, "published.toml")
+TEXT: dict[str, list[str]] = _PUBLISHED["text"]
+REFERENCE: dict[str, dict[str, list[str]]] = _PUBLISHED["reference"]
 
 VERDICTS = {
     "lower": "float inputs are cast to {lower}",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from amp_course.kit.toml_data import read_toml
 
 
 @dataclass(frozen=True)
@@ -17,45 +20,9 @@ class Published:
     source: str
 
 
-PUBLISHED = (
-    Published(
-        "3 × Linear 4096: AMP (Paddle O1)",
-        "V100-class GPU",
-        "fp32 2.926 s",
-        "AMP fp16 (Paddle O1) 1.294 s",
-        2.926 / 1.294,
-        "Paddle, “Automatic mixed precision training”",
-    ),
-    Published(
-        "3 × Linear 4096: half (Paddle O2)",
-        "V100-class GPU",
-        "fp32 2.926 s",
-        "half weights (Paddle O2) 0.890 s",
-        2.926 / 0.890,
-        "Paddle, “Automatic mixed precision training”",
-    ),
-    Published(
-        "ResNet-50: fp16 (half, fp32 batch norm?)",
-        "8 × V100",
-        "fp32 7:47 min",
-        "fp16 4:46 min; its recipe is not told there, and inferred here",
-        (7 * 60 + 47) / (4 * 60 + 46),
-        "experience report to FlyEgle/imageclassification (PyTorch 1.7); its torch AMP run at batch 4096: 75.92 %",
-    ),
-    Published(
-        "ResNet-50 v1.5: AMP over TF32",
-        "one GPU that has TF32",
-        "TF32 938 img/s",
-        "AMP 2470 img/s",
-        2470 / 938,
-        "NVIDIA DeepLearningExamples",
-    ),
-    Published(
-        "ResNet-50 v1.5: AMP over fp32",
-        "one V100",
-        "fp32 367 img/s",
-        "AMP 1200 img/s",
-        1200 / 367,
-        "NVIDIA DeepLearningExamples",
-    ),
-)
+def _row(row: dict[str, Any]) -> Published:
+    slow, fast = row.pop("seconds", None) or row.pop("rates")[::-1]
+    return Published(speedup=slow / fast, **row)
+
+
+PUBLISHED = tuple(map(_row, read_toml(__file__, "published.toml")["published"]))

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from amp_course.autocast import probe_policy
 from amp_course.autocast.ops import GROUPS, OPS, _op
+from amp_course.autocast.policy import REFERENCE, TEXT
 from amp_course.autocast.probe import probe_op
-from amp_course.autocast.published import REFERENCE, TEXT
 
 LOWER = [torch.bfloat16, torch.float16]
 M = (3, 3)

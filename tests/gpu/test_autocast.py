@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from amp_course.autocast import probe_policy, trace
-from amp_course.autocast.published import REFERENCE
+from amp_course.autocast.policy import REFERENCE
 from amp_course.kit import models
 
 LOWER = [torch.float16, torch.bfloat16]

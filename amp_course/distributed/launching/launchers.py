@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amp_course.kit.table import html_table, text_table
-
-_TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
-_SRUN = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
-_OPEN_MPI = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
-FOUR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group() reads
-TORCHRUN = (*FOUR, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-_SCRIPT = "the script, from LOCAL_RANK"
+from amp_course.kit.toml_data import read_toml
 
 
 @dataclass(frozen=True)
@@ -37,87 +31,9 @@ class Launcher:
     source: str
 
 
-LAUNCHERS = (
-    Launcher(
-        "torchrun",
-        "torchrun --standalone --nproc-per-node 2 train.py",
-        TORCHRUN,
-        _SCRIPT,
-        "ends all ranks; starts them again up to --max-restarts times (default 0)",
-        "torchrun on each, with --nnodes and --rdzv-endpoint",
-        "torchrun",
-        _TORCHRUN,
-    ),
-    Launcher(
-        "torchrun, two nodes",
-        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py (on each)",
-        TORCHRUN,
-        _SCRIPT,
-        "as torchrun, on all nodes together",
-        "torchrun on each, with --nnodes 2 --rdzv-endpoint HOST:29500; here both are on one machine",
-        "two nodes",
-        _TORCHRUN,
-    ),
-    Launcher(
-        "torch.multiprocessing.spawn",
-        "python train.py, which calls spawn(work, nprocs=2)",
-        (),
-        "the function, from its first argument",
-        "ends all ranks and raises in the process that called spawn",
-        "spawn on each; the function computes the global rank",
-        "spawn",
-        "https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses",
-    ),
-    Launcher(
-        "processes by hand",
-        "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 python train.py & (and RANK=1)",
-        FOUR,
-        "the script, from a variable of yours",
-        "nothing: the other ranks raise, or wait",
-        "the same by ssh, with another MASTER_ADDR",
-        "by hand",
-        "https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
-    ),
-    Launcher(
-        "torch.distributed.launch (deprecated)",
-        "python -m torch.distributed.launch --nproc-per-node 2 train.py",
-        TORCHRUN,
-        "the script, from the argument --local-rank that is added to its command line",
-        "as torchrun, which it calls",
-        "as torchrun",
-        "launch",
-        "https://docs.pytorch.org/docs/stable/distributed.html#launch-utility",
-    ),
-    Launcher(
-        "Accelerate",
-        "accelerate launch --multi_gpu --num_processes 2 train.py",  # with --cpu it starts one process, or needs MPI (1.15)
-        (*TORCHRUN, "ACCELERATE_MIXED_PRECISION"),
-        "Accelerator(), which the script makes",
-        "as torchrun, which it calls",
-        "accelerate launch on each, with --num_machines and --machine_rank",
-        "accelerate",
-        "https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-launch",
-    ),
-    Launcher(
-        "Slurm",
-        "sbatch slurm.sbatch train.py",
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_NODELIST"),
-        "the script, from LOCAL_RANK, which the template sets",
-        "srun --kill-on-bad-exit ends all ranks; Slurm starts the job again after a node has failed, not after a rank has",
-        "all that the job was given",
-        "",
-        _SRUN,
-    ),
-    Launcher(
-        "MPI",
-        "mpirun -np 2 bash mpi.sh train.py",
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "or PMI_RANK", "PMI_SIZE"),
-        "the script, from LOCAL_RANK, which the template sets",
-        "ends all ranks",
-        "mpirun --host A,B",
-        "",
-        _OPEN_MPI,
-    ),
+LAUNCHERS = tuple(
+    Launcher(**{"key": "", **row, "sets": tuple(row.get("sets", ()))})
+    for row in read_toml(__file__, "launchers.toml")["launcher"]
 )
 
 

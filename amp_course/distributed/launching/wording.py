@@ -6,37 +6,14 @@ import re
 from collections.abc import Sequence
 
 from amp_course.distributed.launching.evidence import End, Place, Rank
+from amp_course.kit.toml_data import read_toml
 
 EQUALLY_OFTEN = (
     "A collective returns only once every rank has called it: make all ranks call the same ones, in the same order."
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-# What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, {1}, …
-MEANINGS: tuple[tuple[str, str], ...] = (
-    (
-        r"params\[(\d+)\] in this process with sizes \[(.*?)\] appears not to match",
-        "DDP found another model here than on rank 0: its parameter number {0} has the shape ({1}). "
-        "Build the same model on every rank",
-    ),
-    (
-        r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, while rank (\d+) has inconsistent (\d+)",
-        "DDP found different models: {1} parameters on rank {0}, {3} on rank {2}. Build the same model on every rank",
-    ),
-    (
-        r"wait timeout after (\d+)\s*ms, keys: \S*/(\d+)\b",
-        "it waited {0} ms for rank {1}, which never joined. Start as many ranks as the script's `world_size`, or leave "
-        "`world_size` out: torchrun sets it",
-    ),
-    (
-        r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",
-        "it waited {0} seconds for {2} ranks, and {1} came. Start as many ranks as the script's `world_size`, or leave "
-        "`world_size` out: torchrun sets it",
-    ),
-    (
-        r"Timed out waiting (\d+)\s*ms for (?:recv|send) operation",
-        "it waited {0} ms for another rank, which never came. Every rank has to call the same collectives in the same order",
-    ),
-)
+# What torch and gloo say → what it means, with the cure. Groups of the pattern are put in as {0}, …
+MEANINGS: dict[str, str] = {one["pattern"]: one["meaning"] for one in read_toml(__file__, "messages.toml")["message"]}
 
 
 def who(ranks: Sequence[Rank], of: int) -> str:
@@ -69,7 +46,7 @@ def meaning(message: str) -> str:
     """Return what an obscure message of torch or gloo means, with the cure; "" for any other."""
     if PORT_IN_USE.search(message):
         return f" The port is in use{port_text(message)}: choose another, or leave it to torchrun by `init_process_group()`."
-    for pattern, meaning in MEANINGS:
+    for pattern, meaning in MEANINGS.items():
         if found := re.search(pattern, message):
             return f" That is: {meaning.format(*found.groups())}."
     return ""

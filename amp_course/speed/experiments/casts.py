@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.kit.measure import seconds_text
-from amp_course.speed.experiments import published
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import compare, sentence
 from amp_course.speed.experiments.workbench import (
     drawn,
@@ -148,7 +147,7 @@ def break_even(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> B
         base = {side: f"{side.partition(':')[0]}: fp32" for side in sides}
         comparison = compare(sides, device, seconds=seconds, base=base)
     slow = is_slow(device, low)
-    return BreakEven(comparison, (published.CAST_COST,), batch, widths, format_name(low), slow)
+    return BreakEven(comparison, (PUBLISHED["cast_cost"],), batch, widths, format_name(low), slow)
 
 
 def _cast(x: Tensor, w: Tensor, low_y: Tensor, low: torch.dtype) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32
 from amp_course.speed.counting import count_ops, fake_tensors, totals
-from amp_course.speed.experiments import published
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import compare, figures, sentence
 from amp_course.speed.experiments.workbench import (
     drawn,
@@ -78,7 +77,7 @@ def too_little_work(device: torch.device | str = "cpu", *, seconds: float = 2.0)
     kernels = {name: count_kernels(dtype) for name, dtype in (("fp32", None), ("AMP", recipe.dtype))}
     return TooLittleWork(
         compare(sides, device, seconds=seconds, base={side: side.replace("AMP", "fp32") for side in sides}),
-        (published.TOO_SMALL,),
+        (PUBLISHED["too_small"],),
         widths,
         kernels,
         format_name(recipe.dtype),
@@ -135,8 +134,8 @@ def no_fast_units(device: torch.device | str = "cpu", *, seconds: float = 1.5) -
     width, batch = pick_size(device, cpu=512, slow=128, gpu=4096), pick_size(device, cpu=128, slow=64, gpu=512)
     model, (x, y) = seeded(partial(SimpleNet, width), device), _batch(batch, width, device)
     sides = {recipe.label: training(model, x, y, recipe) for recipe in (FP32, AMP_BF16, AMP_FP16)}
-    elsewhere = (published.NO_UNITS_CPU,) if device.type == "cpu" else ()
-    return NoFastUnits(compare(sides, device, seconds=seconds), (*elsewhere, published.NO_UNITS_GPU), width, slow)
+    elsewhere = (PUBLISHED["no_units_cpu"],) if device.type == "cpu" else ()
+    return NoFastUnits(compare(sides, device, seconds=seconds), (*elsewhere, PUBLISHED["no_units_gpu"]), width, slow)
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,7 +180,7 @@ def host_reads(device: torch.device | str = "cpu", *, seconds: float = 1.0, step
     comparison = compare(sides, device, seconds=seconds)
     return ReadsEachStep(
         comparison,
-        (published.HOST_READS,),
+        (PUBLISHED["host_reads"],),
         steps,
         {name: _count_reads(side) for name, side in sides.items()},
         device.type,
@@ -247,7 +246,7 @@ def odd_sizes(device: torch.device | str = "cpu", *, seconds: float = 1.5, size:
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         comparison = compare(sides, device, seconds=seconds, base=base)
     return OddSizes(
-        comparison, (published.ODD_SIZES_GPU, published.ODD_SIZES_BF16), size, format_name(low_dtype(device))
+        comparison, (PUBLISHED["odd_sizes_gpu"], PUBLISHED["odd_sizes_bf16"]), size, format_name(low_dtype(device))
     )
 
 

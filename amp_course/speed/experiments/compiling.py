@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amp_course.kit.measure import seconds_text
-from amp_course.speed.experiments import published
 from amp_course.speed.experiments.children import ChildError, ChildTimeout, run_python
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import Comparison, compare, sentence
 from amp_course.speed.experiments.workbench import drawn, low_dtype, pick_size
 
@@ -59,11 +58,11 @@ def compiled(device: torch.device | str = "cpu", *, seconds: float = 1.5, longes
         found: dict[str, Any] = json.loads(run_python(code, seconds=longest))
     except ChildTimeout as error:
         more = "what the compiler finished is kept, so try again, or give it longer, as in compiled(longest=60)"
-        return Compiled(None, (published.COMPILE,), {}, f"{error}; {more}")
+        return Compiled(None, (PUBLISHED["compile"],), {}, f"{error}; {more}")
     except ChildError as error:
-        return Compiled(None, (published.COMPILE,), {}, str(error))
+        return Compiled(None, (PUBLISHED["compile"],), {}, str(error))
     if "error" in found:
-        return Compiled(None, (published.COMPILE,), {}, found["error"])
+        return Compiled(None, (PUBLISHED["compile"],), {}, found["error"])
     comparison = Comparison(
         {side: tuple(times) for side, times in found["seconds"].items()},
         found["base"],
@@ -71,7 +70,7 @@ def compiled(device: torch.device | str = "cpu", *, seconds: float = 1.5, longes
         found["results"],
         found["waited"],
     )
-    return Compiled(comparison, (published.COMPILE,), found["compile_seconds"])
+    return Compiled(comparison, (PUBLISHED["compile"],), found["compile_seconds"])
 
 
 def compile_and_compare(name: str, seconds: float) -> None:

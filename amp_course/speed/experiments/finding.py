@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from amp_course.kit.markup import inline_html
+from amp_course.kit.toml_data import read_toml
 from amp_course.speed.experiments.in_turn import Comparison
 
 
@@ -21,6 +22,9 @@ class Published:
     def __str__(self) -> str:
         """Write both. Example: "On a T4 … (pytorch#1)." """
         return f"{self.what} ({self.source})."
+
+
+PUBLISHED = {name: Published(**row) for name, row in read_toml(__file__, "published.toml").items()}
 
 
 @dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times

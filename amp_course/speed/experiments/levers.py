@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from amp_course.kit.dtypes import _BACKENDS
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32, Recipe
-from amp_course.speed.experiments import published
-from amp_course.speed.experiments.finding import Finding, Published
+from amp_course.speed.experiments.finding import PUBLISHED, Finding, Published
 from amp_course.speed.experiments.in_turn import compare, sentence
 from amp_course.speed.experiments.workbench import SGD, drawn, low_dtype, low_recipe, pick_size, seeded, training
 
@@ -91,7 +90,7 @@ def channels_last(device: torch.device | str = "cpu", *, seconds: float = 2.0) -
 
     layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     settings = {name: partial(make, layout) for name, layout in layouts.items()}
-    return pull("channels_last", settings, device, seconds, [published.CHANNELS_LAST])
+    return pull("channels_last", settings, device, seconds, [PUBLISHED["channels_last"]])
 
 
 def _conv_net(channels: int) -> nn.Module:
@@ -115,7 +114,7 @@ def optimizers(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> L
 
     settings = {name: partial(make, options) for name, options in kinds.items()}
     note = "weights and optimizer state are fp32 under AMP, too, so the optimizer itself costs the same there"
-    return pull("Optimizer in one kernel", settings, device, seconds, [published.FUSED], note)
+    return pull("Optimizer in one kernel", settings, device, seconds, [PUBLISHED["fused"]], note)
 
 
 class _Zeroing(torch.optim.SGD):
@@ -205,7 +204,7 @@ def attention(device: torch.device | str = "cpu", *, seconds: float = 2.0) -> Le
 
     fused = partial(F.scaled_dot_product_attention, is_causal=True)
     settings = {"softmax written out": partial(make, written_out), "SDPA": partial(make, fused)}
-    return pull("Fused attention (SDPA)", settings, device, seconds, [published.ATTENTION])
+    return pull("Fused attention (SDPA)", settings, device, seconds, [PUBLISHED["attention"]])
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -221,7 +220,7 @@ def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
     settings = ("one launch each", "one graph")
     if device.type != "cuda":
         note = "a CUDA graph records what a step sends to an NVIDIA GPU, and sends it again as one; there is no such GPU here"
-        return Lever(None, (published.GRAPHS,), name, settings, note)
+        return Lever(None, (PUBLISHED["graphs"],), name, settings, note)
     x = drawn(16, 64, device=device)
 
     def make(graphed: bool, recipe: Recipe) -> Callable[[], Tensor]:
@@ -245,4 +244,4 @@ def cuda_graphs(device: torch.device | str = "cpu", *, seconds: float = 1.5) -> 
         return step
 
     made = dict(zip(settings, (partial(make, False), partial(make, True)), strict=True))
-    return pull(name, made, device, seconds, [published.GRAPHS])
+    return pull(name, made, device, seconds, [PUBLISHED["graphs"]])

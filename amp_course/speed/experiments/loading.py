@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
 from amp_course.kit.threads import one_thread
 from amp_course.loop.recipe import FP32, Recipe
-from amp_course.speed.experiments import published
 from amp_course.speed.experiments.datasets import AugmentedDigits
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import compare, figures, sentence
 from amp_course.speed.experiments.workbench import SGD, low_recipe, pick_size, seeded
 
@@ -203,7 +202,7 @@ def loader_bound(device: torch.device | str = "cpu", *, seconds: float = 2.0, wo
         comparison = compare(sides, device, steps=1, seconds=seconds, base=base)
         with one_thread():
             pace = measure_pace(loaders["fp32"], classifier(width, FP32, device), device, warmup=1)
-    return LoaderBound(comparison, (published.WAITING,), pace, workers)
+    return LoaderBound(comparison, (PUBLISHED["waiting"],), pace, workers)
 
 
 def classifier(width: int, recipe: Recipe, device: torch.device) -> Callable[[Batch], Tensor]:

@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 from amp_course.kit.hardware import usable_cores
 from amp_course.kit.models import SimpleNet
 from amp_course.loop.recipe import FP32
-from amp_course.speed.experiments import published
 from amp_course.speed.experiments.datasets import AugmentedDigits
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import compare, sentence
 from amp_course.speed.experiments.loading import classifier, open_loader, read
 from amp_course.speed.experiments.workbench import drawn, seeded, training
@@ -62,7 +61,7 @@ def too_many_threads(*, seconds: float = 2.0, many: int | None = None) -> Thread
     try:
         crowd = [side for side in sides if side != _threads(1)]
         comparison = compare(sides, seconds=seconds, single=False, crowded=crowd)
-        return Threads(comparison, (published.THREADS,), cores, many)
+        return Threads(comparison, (PUBLISHED["threads"],), cores, many)
     finally:
         torch.set_num_threads(before)
 
@@ -123,7 +122,7 @@ def threads_and_workers(
         found: list[int] = []
         asked = stack.enter_context(open_loader(_Threads(), None, 1))
         read(asked, lambda item: found.append(int(item)))
-    return ThreadsAndWorkers(comparison, (published.THREADS,), found[0])
+    return ThreadsAndWorkers(comparison, (PUBLISHED["threads"],), found[0])
 
 
 class _Threads(Dataset[int]):

@@ -14,9 +14,8 @@ from torch.utils.data import Dataset
 
 from amp_course.kit.hardware import usable_cores
 from amp_course.kit.measure import CpuWait, busy_text, seconds_text
-from amp_course.speed.experiments import published
 from amp_course.speed.experiments.datasets import AugmentedDigits, SlowSource
-from amp_course.speed.experiments.finding import Finding
+from amp_course.speed.experiments.finding import PUBLISHED, Finding
 from amp_course.speed.experiments.in_turn import compare, sentence
 from amp_course.speed.experiments.loading import open_loader, read
 from amp_course.speed.experiments.workbench import drawn
@@ -83,7 +82,7 @@ def worker_counts(
         batches = max(map(len, loaders.values()))
         crowded = [workers_text(count) for count in counts if count > usable_cores()]
         comparison = compare(sides, steps=1, seconds=seconds, crowded=crowded)
-        return WorkerCounts(comparison, (published.WORKERS,), tuple(counts), batches)
+        return WorkerCounts(comparison, (PUBLISHED["workers"],), tuple(counts), batches)
 
 
 @dataclass(frozen=True, repr=False)
