@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from amp_course.kit.children import Child
 from amp_course.kit.markup import without_codes
 
 STOP = "stop"  # a file in the folder of a run, which asks its processes to end and to write what they found
@@ -52,10 +52,10 @@ def run_script(
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     output, late, interrupted = folder / "output", False, False
     with _streams(output) as (stdin, stdout):
-        process = subprocess.Popen(
+        process = Child(
             [sys.executable, *launcher, str(_INSIDE), str(folder), str(steps), str(seconds), keep, *command],
-            env=os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-            start_new_session=True, stdin=stdin, stdout=stdout, stderr=stdout,
+            os.environ | _PLAIN | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+            stdin=stdin, stdout=stdout, stderr=stdout,
         )  # fmt: skip
         try:
             late = not _ends(process, seconds + _GRACE, folder / "progress", progress)
@@ -64,7 +64,7 @@ def run_script(
             (folder / STOP).touch()
             _ends(process, _MOMENT, folder / "progress", None)
         finally:
-            end(process)
+            process.end(2.0)  # those that write get a moment
     return Outcome(process.wait(), last_lines(output.read_bytes()), late, interrupted)
 
 
@@ -103,9 +103,7 @@ def _copy(source: int, file: BinaryIO) -> None:
             file.write(data)
 
 
-def _ends(
-    process: subprocess.Popen[bytes], seconds: float, counter: Path, progress: Callable[[int], None] | None
-) -> bool:
+def _ends(process: Child, seconds: float, counter: Path, progress: Callable[[int], None] | None) -> bool:
     """Wait for the end of a process for so many seconds; return whether it has ended."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -126,15 +124,3 @@ def last_lines(output: bytes) -> tuple[str, ...]:
     text = without_codes(output[-20_000:].decode("utf-8", "replace")).replace("\r\n", "\n")
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
     return tuple([line for line in lines if line][-_LAST:])
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started; those that write get a moment."""
-    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-        time.sleep(0.2)

@@ -16,12 +16,11 @@ from amp_course.distributed.launching import ScriptRun, run_script
 
 pytestmark = pytest.mark.slow
 
-# Each rank ignores SIGTERM and starts a process in a session of its own; if it waits in vain, with an empty environment.
+# Each rank ignores SIGTERM and starts a process in a session of its own.
 SCRIPT = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-environment = {} if sys.argv[2] == "hang" else None
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment, start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(f"{sys.argv[1]}/{os.getpid()}-{child.pid}", "x").close()
 while len(os.listdir(sys.argv[1])) < 2:
     time.sleep(0.01)
@@ -64,18 +63,18 @@ def alive(pid: int) -> bool:
         return False
 
 
-KILLS = {  # who is killed, counted from the rank upwards: its torchrun, the guardian, and who called run_script; by which signal
-    "interrupt": (3, signal.SIGINT, "KeyboardInterrupt"),
-    "kernel ended": (3, signal.SIGTERM, ""),
-    "kernel killed": (3, signal.SIGKILL, ""),
+# who is killed, counted from the rank upwards: its torchrun, and who called run_script; by which signal
+KILLS = {
+    "interrupt": (2, signal.SIGINT, "KeyboardInterrupt"),
+    "kernel ended": (2, signal.SIGTERM, ""),
+    "kernel killed": (2, signal.SIGKILL, ""),
     "torchrun killed": (1, signal.SIGKILL, "torchrun itself was killed by signal 9 (SIGKILL)"),
-    "guardian killed": (2, signal.SIGKILL, "CourseError: the run could not be started, or was cut off"),
 }
 
 
 @pytest.fixture(scope="module")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
-    """Start five processes that call run_script, all at once."""
+    """Start four processes that call run_script, all at once."""
     started = {}
     for name in KILLS:
         script = write_script(tmp_path_factory.mktemp("caller"))
@@ -125,11 +124,11 @@ def test_nothing_is_left_after_a_kill(
 ) -> None:
     caller, script = callers[name]
     until(lambda: len(recorded(script)) == 4, "the ranks never started")
-    processes = psutil.Process(caller.pid).children(recursive=True)  # guardian, torchrun, ranks and their children
-    assert len(processes) >= 6
+    processes = psutil.Process(caller.pid).children(recursive=True)  # torchrun, ranks and their children
+    assert len(processes) >= 5
     above, number, told = KILLS[name]
     chain = psutil.Process(recorded(script)[0]).parents()
-    assert chain[2].pid == caller.pid
+    assert chain[1].pid == caller.pid
     chain[above - 1].send_signal(number)
     said, _ = caller.communicate(timeout=40)
     until(lambda: not any(alive(one.pid) for one in processes), f"left behind: {processes}")
@@ -146,16 +145,3 @@ def test_nothing_is_left_after_a_run(runs: dict[str, "tuple[Future[ScriptRun], P
     pids = recorded(script)
     assert len(pids) == 4
     assert not [pid for pid in pids if alive(pid)]
-
-
-def test_the_guardian_starts_quickly_and_without_torch() -> None:
-    loaded = "import amp_course.distributed.launching.guardian, sys; print('torch' in sys.modules)"
-    path = Path(sys.modules["amp_course.distributed.launching.guardian"].__file__ or "").parent
-    said = subprocess.run(
-        [sys.executable, "-c", loaded.replace("amp_course.distributed.launching.", "")],
-        env=os.environ | {"PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout == "False\n"

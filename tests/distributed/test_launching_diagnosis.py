@@ -10,7 +10,7 @@ import pytest
 from amp_course.distributed.launching import ScriptRun, run_script
 from amp_course.distributed.launching.diagnosis import diagnose
 from amp_course.distributed.launching.evidence import End, Evidence, Place, Rank, gather
-from amp_course.distributed.launching.guarded import Ended
+from amp_course.distributed.launching.running import Ended
 from amp_course.distributed.launching.wording import meaning
 
 pytestmark = pytest.mark.slow  # `make test` would take too long with it

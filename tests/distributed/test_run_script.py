@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_course.distributed.launching import RankOutput, ScriptRun, run_script
-from amp_course.distributed.launching.guarded import free_port
+from amp_course.distributed.launching.running import free_port
 from amp_course.distributed.launching.script_run import shortened
 from amp_course.kit.errors import CourseError
 

@@ -13,13 +13,13 @@ import torch
 import torch._dynamo  # a process's first optimizer step loads it, and it sets filters and an environment variable of its own
 
 from amp_course.kit import measure
+from amp_course.kit.children import ChildError, run_python
 from amp_course.kit.dtypes import _BACKENDS
 from amp_course.kit.measure import Timing
-from amp_course.speed.experiments import casts, causes, compare, memory, published, threads
+from amp_course.speed.experiments import casts, causes, compare, memory, threads
 from amp_course.speed.experiments.casts import BreakEven
 from amp_course.speed.experiments.causes import NoFastUnits, OddSizes, ReadsEachStep, TooLittleWork
-from amp_course.speed.experiments.children import ChildError, run_python
-from amp_course.speed.experiments.finding import Published
+from amp_course.speed.experiments.finding import PUBLISHED
 from amp_course.speed.experiments.in_turn import Comparison, Ratio, figures, sentence
 from amp_course.speed.experiments.memory import FreedMemory, Heap
 from amp_course.speed.experiments.workbench import drawn, format_name, low_recipe
@@ -422,8 +422,6 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize(
-    "one", [one for one in vars(published).values() if isinstance(one, Published)], ids=lambda one: one.source
-)
+@pytest.mark.parametrize("one", PUBLISHED.values(), ids=PUBLISHED)
 def test_a_published_figure_names_its_source(one):
     assert one.what[0].isupper() and one.source and not one.what.endswith(".")

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from amp_course.kit.children import ChildError, run_python
 from amp_course.loop.recipe import AMP_BF16, FP32
 from amp_course.speed.counting import count_ops
 from amp_course.speed.experiments import compiling, levers
-from amp_course.speed.experiments.children import ChildError, run_python
 from amp_course.speed.experiments.compiling import Compiled
 from amp_course.speed.experiments.figures import break_even_figure
 from amp_course.speed.experiments.levers import Lever, matmul_precision_restored, written_out

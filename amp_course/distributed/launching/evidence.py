@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from amp_course.distributed.launching.guarded import Ended
+from amp_course.distributed.launching.running import Ended
 
 _MOST_BYTES = 200_000  # of one stream, from each of its ends
 # Both of torchrun's reports have it: "failed (exitcode: -9) local_rank: 1 (pid: 42)" and "exitcode  : -9 (pid: 42)".

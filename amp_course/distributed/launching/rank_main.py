@@ -1,18 +1,21 @@
 """Run a script as one rank, unchanged, and leave a record of how it ended: what torchrun starts in the place of the script.
 
-`python rank_main.py SCRIPT ARGUMENTS`. It needs nothing but the standard library. The script finds what it would find without it:
-`__main__`, `sys.argv`, `sys.path`, its output and its exit code. In the folder that the environment names, rank 1 leaves
+`python rank_main.py SCRIPT ARGUMENTS`. The script finds what it would find without it: `__main__`, `sys.argv`, `sys.path`, its
+output and its exit code. Where its stdin ends, the process that asked for the run is gone, and this run ends with it. In the
+folder that the environment names, rank 1 leaves
 
 rank1.out, rank1.err  what it printed
 rank1.jsonl           a line when it starts, and one when it ends: {"end": "raised", "type": "ValueError", …}
 rank1.dump            where all its threads were when it received SIGABRT (or crashed)
 """
 
+import contextlib
 import faulthandler
 import gc
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 import types
@@ -30,6 +33,13 @@ def main() -> None:
         os.dup2(file, number)
         os.close(file)
     faulthandler.enable(open(f"{base}.dump", "w"))  # noqa: SIM115  # open to the end
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not on every system
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # asked where it is, it must not dump its memory
+    asker, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    threading.Thread(target=_end_with, args=(asker,), daemon=True).start()
     _record(base, pid=os.getpid())
     sys.argv = sys.argv[1:]
     script = os.path.abspath(sys.argv[0])
@@ -53,6 +63,17 @@ def main() -> None:
         sys.exit(1)
     _record(base, end="finished")
     gc.collect()  # a process group in a reference cycle has threads, and they abort a process that they outlive (torch 2.13)
+
+
+def _end_with(asker: int) -> None:
+    """End all processes of the run once a pipe has no writer any more."""
+    os.read(asker, 1)
+    from amp_course.kit.children import TOKEN, family
+
+    for process in family(os.environ[TOKEN]):
+        with contextlib.suppress(Exception):  # it has just ended
+            process.kill()
+    os._exit(1)
 
 
 def _message(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from amp_course.distributed.launching.diagnosis import diagnose, notes
 from amp_course.distributed.launching.evidence import gather, without_paths
-from amp_course.distributed.launching.guarded import Command, free_port, local_environment, port_in_use, run_guarded
+from amp_course.distributed.launching.running import Command, free_port, local_environment, port_in_use, run_commands
 from amp_course.distributed.launching.script_run import RankOutput, ScriptRun
 from amp_course.kit.errors import CourseError
 
@@ -65,7 +65,7 @@ def run_script(
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     commands = [Command([*launcher, *one, str(_RANK_MAIN), str(file), *words], environment) for one in options]
     with tempfile.TemporaryDirectory(prefix="amp_course-run-") as folder:
-        ended = run_guarded(commands, Path(folder), seconds)
+        ended = run_commands(commands, Path(folder), seconds)
         evidence = gather(Path(folder), file, ranks, nodes, ended)
     settings = [f"{name}={shlex.quote(value)}" for name, value in (env or {}).items()]
     typed = [" ".join([*settings, "torchrun", *one, shlex.join([_as_typed(file), *words])]) for one in options]

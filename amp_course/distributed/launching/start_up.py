@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amp_course.distributed.launching.guarded import Command, free_port, local_environment, run_guarded
-from amp_course.distributed.launching.guardian import FOLDER, TOKEN
 from amp_course.distributed.launching.launchers import LAUNCHERS
+from amp_course.distributed.launching.running import FOLDER, Command, free_port, local_environment, run_commands
+from amp_course.kit.children import TOKEN
 from amp_course.kit.errors import CourseError
 from amp_course.kit.measure import Timing, seconds_text
 from amp_course.kit.table import html_table, text_table
@@ -117,7 +117,7 @@ def start_up(launcher: str) -> StartUp:
     with tempfile.TemporaryDirectory(prefix="amp_course-start-") as folder:
         commands = _commands(launcher, folder)
         began = time.time()
-        ended = run_guarded(
+        ended = run_commands(
             [Command(one.arguments, local | dict(one.environment)) for one in commands], Path(folder), _SECONDS
         )
         files = [Path(folder) / f"probe{rank}.json" for rank in (0, 1)]

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import IO, Any
 from amp_course.distributed.ranks.collective import Collective
 from amp_course.distributed.ranks.report import Failure, Report
 from amp_course.distributed.ranks.sending import packed, sources
+from amp_course.kit.children import Child, ChildError, last_words
 from amp_course.kit.errors import CourseError
 
 START_SECONDS = 60.0  # for all ranks to load torch and find each other
@@ -50,7 +50,7 @@ class Ranks:
         if size < 1:
             raise ValueError(f"size is {size}: there must be at least one rank.")
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         self._connections: list[Connection] = []
         self._errors: list[IO[bytes]] = []
         self._folder = ""
@@ -106,10 +106,7 @@ class Ranks:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
+            process.end(0.0)
         for file in self._errors:
             file.close()
         if self._folder:
@@ -132,16 +129,12 @@ class Ranks:
         if interface:
             environment["GLOO_SOCKET_IFNAME"] = interface
         try:
-            self._processes.append(
-                subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
-                    pass_fds=[theirs.fileno()], start_new_session=True,
-                )
-            )  # fmt: skip
-        except OSError as error:
+            streams = {"stdout": errors, "stderr": errors, "pass_fds": [theirs.fileno()]}
+            self._processes.append(Child(command, environment, **streams))
+        except ChildError as error:
             errors.close()
             ours.close()
-            raise RanksFailed(f"a process for rank {rank} could not be started: {error.strerror}.") from error
+            raise RanksFailed(f"rank {rank}: {error}.") from error
         finally:
             theirs.close()
         self._connections.append(Connection(ours.detach()))
@@ -181,8 +174,7 @@ class Ranks:
         return Report(None, Failure(f"the process was gone before your code returned: {how}", f"died {code}", "died"))
 
     def _last_error(self, rank: int) -> str:
-        self._errors[rank].seek(0)
-        lines = self._errors[rank].read().decode(errors="replace").strip().splitlines()
+        lines = last_words(self._errors[rank])
         return f" Its last words: {lines[-1]}" if lines else ""
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from amp_course.kit.children import ChildError, run_python
 from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text
 from amp_course.kit.models import SimpleNet
-from amp_course.speed.experiments.children import ChildError, run_python
 from amp_course.speed.experiments.finding import Finding
 from amp_course.speed.experiments.in_turn import sentence
 from amp_course.speed.experiments.workbench import drawn, seeded, training

@@ -1,0 +1,113 @@
+"""Run child processes: in a session of their own, for a limited time, ended with all they started.
+
+Every process of a family has the child's token in its environment, by which it is found even where
+it has a session of its own, as torchrun gives to each rank, or where its parent is gone. Finding
+them needs psutil; without it, the child's process group is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from amp_course.kit.errors import CourseError
+
+TOKEN = "AMP_COURSE_RUN"  # the variable with the token
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
+
+
+class ChildError(CourseError):
+    """A process was not started, or did not get to its end; the message says why."""
+
+
+class ChildTimeout(ChildError):
+    """The process was ended because its time was up."""
+
+
+class Child(subprocess.Popen[bytes]):
+    """A process that is ended together with all that it started.
+
+    environment: all of its variables; by default those of this process
+    streams:     what else `subprocess.Popen` takes; stdin is empty by default
+    Raises ChildError if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        **streams: Any,
+    ) -> None:
+        self.token = uuid.uuid4().hex
+        variables = {**(os.environ if environment is None else environment), TOKEN: self.token}
+        streams = {"stdin": subprocess.DEVNULL, "start_new_session": os.name == "posix"} | streams
+        try:
+            super().__init__(arguments, env=variables, **streams)
+        except OSError as error:
+            raise ChildError(f"a new process could not be started: {error.strerror}") from error
+
+    def end(self, patience: float = 1.0) -> None:
+        """Ask it and all that it started to end; kill what is left after `patience` seconds."""
+        for number, seconds in ((signal.SIGTERM, patience), (_KILL, 5.0)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number) if os.name == "posix" else self.kill()
+            for process in family(self.token):
+                with contextlib.suppress(Exception):  # it has just ended
+                    process.send_signal(number)
+            until = time.monotonic() + seconds
+            while self.poll() is None or family(self.token):
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.02)
+            else:
+                return
+
+
+def family(token: str) -> list[Any]:
+    """Return the `psutil.Process` of each running process with this token, but for this one."""
+    try:
+        import psutil
+    except ImportError:  # in a reader's own environment
+        return []
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
+
+
+def run_python(code: str, *, environment: Mapping[str, str] | None = None, seconds: float = 60) -> str:
+    """Return the last line that `code` prints in a new process, for what must be set before torch.
+
+    Raises ChildError with the last line of its errors, or with what kept it from running.
+    Example: run_python("print(6 * 7)") → "42"
+    """
+    # Files, not pipes: a pipe stays open for as long as anything that the child started does.
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+        child = Child([sys.executable, "-c", code], environment, stdout=printed, stderr=errors)
+        try:
+            exit_code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ChildTimeout(f"it was not done after {seconds:.0f} s") from None
+        finally:
+            child.end(0.0)
+        lines = last_words(errors if exit_code else printed)
+    if exit_code or not lines:
+        raise ChildError(lines[-1] if lines else f"the new process ended with exit code {exit_code}")
+    return lines[-1]
+
+
+def last_words(file: IO[bytes]) -> list[str]:
+    """Return the lines that a process left in a file."""
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
