@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from amp_course.kit.compiled import uncompiled, uncompiled_run
-from amp_course.kit.markup import inline_html
 from amp_course.kit.random_state import same_random_state
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 from amp_course.watching.calling import cloned
 
 WAYS = ("fp64", "fp32", "amp_bf16", "amp_fp16")
@@ -51,8 +50,8 @@ class Outcome:
         return math.isfinite(self.loss) and not self.nonfinite and not self.raised
 
 
-@dataclass(frozen=True)
-class Precisions:
+@dataclass(frozen=True, repr=False)
+class Precisions(Page):
     """The outcomes, and what they mean together."""
 
     outcomes: tuple[Outcome, ...]
@@ -113,13 +112,9 @@ class Precisions:
             rows.append([one.way, f"{one.loss:.6g}", first, f"{100 * one.zero:.2g} %", error, one.worst])
         return rows
 
-    def __str__(self) -> str:
-        return f"{text_table(self.rows())}\n{self.verdict}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"{html_table(self.rows())}<p>{inline_html(self.verdict)}</p>"
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.rows())
+        yield self.verdict
 
 
 def compare_precisions(

@@ -80,9 +80,9 @@ def family(token: str) -> list[Any]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            mine = process.pid != os.getpid() and process.environ().get(TOKEN) == token
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 

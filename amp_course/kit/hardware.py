@@ -1,11 +1,11 @@
 """Report what this machine computes with, and what its number formats are good for, in words too."""
 
-import html
 import os
 import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from amp_course.kit.dtypes import FASTER, DtypeSupport, dtype_support, explain_emulated
 from amp_course.kit.measure import TOO_BUSY, seconds_text
 from amp_course.kit.memory import bytes_text
-from amp_course.kit.table import text_table
+from amp_course.kit.report import Block, Page, Table
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores' worth of time; "max 100000": no limit
 MARKS = {"native": "●", "emulated": "◐", "unsupported": "○", "unknown": "?"}
@@ -41,8 +41,8 @@ def _works(name: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class MachineReport:
+@dataclass(frozen=True, repr=False)
+class MachineReport(Page):
     """Hold what to know of a machine before its timings are believed; it prints as a table."""
 
     device: str
@@ -76,31 +76,16 @@ class MachineReport:
         """Why formats are slow here, where they are not, and what is true anyway; "" if none is emulated."""
         return explain_emulated(self.dtypes)
 
-    def __str__(self) -> str:
-        """Write the report as plain text."""
-        dtypes = text_table([("dtype", "state", "per matmul", "time/fp32", "note"), *self._rows()])
-        words = f"{self.reading} {self.explanation}".strip().replace(". ", ".\n")
-        return f"{text_table(self._facts())}\n\n{dtypes}\n\n{words}"
+    columns = 100
 
-    def _repr_html_(self) -> str:
-        """Write the report for a notebook, in the colours of its theme."""
-        cell = "text-align:left; padding:2px 12px 2px 0; background:none; color:inherit;"
-        line = "border-top:1px solid var(--jp-border-color2, #999);"
-
-        def row(values: tuple[str, ...], tag: str, style: str = "") -> str:
-            cells = "".join(f'<{tag} style="{cell}{style}">{html.escape(value)}</{tag}>' for value in values)
-            return f'<tr style="background:none;">{cells}</tr>'
-
-        facts = "".join(row(fact, "td") for fact in self._facts())
-        head = row(("dtype", "state", "per matmul", "time/fp32", "note"), "th")
-        body = "".join(row(values, "td", line) for values in self._rows())
-        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in (self.reading, self.explanation) if text)
-        table = 'style="border-collapse:collapse; margin:0 0 8px 0; font-size:13px;"'
-        return (
-            '<div style="color:var(--jp-content-font-color1, inherit); line-height:1.4; max-width:60em;">'
-            f"<table {table}>{facts}</table><table {table}><thead>{head}</thead><tbody>{body}</tbody></table>"
-            f"{paragraphs}</div>"
-        )
+    def blocks(self) -> Iterator[Block]:
+        yield Table([("this machine", ""), *self._facts()])
+        head = ("dtype", "state", "per matmul", "time/fp32", "note")
+        yield Table([head, *self._rows()])
+        if self.reading:
+            yield self.reading
+        if self.explanation:
+            yield self.explanation
 
     def _facts(self) -> list[tuple[str, str]]:
         memory = bytes_text(self.memory_bytes) if self.memory_bytes else "unknown"

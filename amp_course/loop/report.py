@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -15,7 +15,7 @@ import torch
 from amp_course.kit.hardware import MachineReport, machine_report
 from amp_course.kit.measure import Timing, busy_text, seconds_text
 from amp_course.kit.memory import StepMemory, bytes_text
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 from amp_course.loop.recipe import AnyRecipe, recipes_for
 from amp_course.loop.report_words import paragraph
 from amp_course.loop.train import RunRecord, join
@@ -106,8 +106,8 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class ReportCard:
+@dataclass(frozen=True, repr=False)
+class ReportCard(Page):
     """All rows of one run on one machine."""
 
     machine: MachineReport
@@ -158,14 +158,10 @@ class ReportCard:
             steps,
         ]
 
-    def __repr__(self) -> str:
-        return "\n\n".join(filter(None, [text_table(self.cells()), self._busy()]))
-
-    def _repr_html_(self) -> str:
-        return html_table(self.cells()) + (f"<p>{self._busy()}</p>" if self._busy() else "")
-
-    def _busy(self) -> str:
-        return max(map(self.busy, self.workloads()), default="")
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.cells())
+        if busy := max(map(self.busy, self.workloads()), default=""):
+            yield busy
 
     def paragraph(self) -> str:
         """Say in words (Markdown) what the numbers show: what helped, what did not, and why."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_course.kit.compiled import uncompiled, uncompiled_run
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.tensors import short, tensors_in
 from amp_course.watching import taps
 from amp_course.watching.readings import KINDS, Kind, Reading, read_range
@@ -58,7 +58,7 @@ def watch_ranges(
     return RangeWatch(model, dtype, every, bell, say)
 
 
-class RangeWatch:
+class RangeWatch(Page):
     """What a model's values did, pass by pass.
 
     readings: all that was measured, in order
@@ -203,22 +203,17 @@ class RangeWatch:
                 rows.append([kind, *place, *lost])
         return rows
 
-    def __str__(self) -> str:
+    def blocks(self) -> Iterator[Block]:
         if not self.readings:
-            return (
+            yield (
                 "Nothing was measured: the model has not run with gradients enabled while it was "
                 "watched."
             )
+            return
         numbers = {one.number for one in self.readings}
         measured = f"{len(numbers):,} of {self.passes:,} forward passes measured"
-        return f"{measured}, for {short(self.dtype)}\n{text_table(self.rows())}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        if not self.readings:
-            return f"<p>{self}</p>"
-        return f"<p>{str(self).splitlines()[0]}</p>{html_table(self.rows())}"
+        yield f"{measured}, for {short(self.dtype)}"
+        yield Table(self.rows())
 
 
 def _mark(grad: Tensor | None) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from torch import nn
 import amp_course
 from amp_course.kit import svg
 from amp_course.kit.panel import Panel
+from amp_course.kit.report import Page as KitPage
 from amp_course.kit.style import image_html, new_figure, png
 from amp_course.kit.table import html_table
 
@@ -158,8 +159,10 @@ def classes(in_files, holding):
 
 SHOWN = [
     kind
-    for kind in classes("**/*.py", r"def (_repr_html_|_html)\(")
-    if inspect.isclass(kind) and {"_repr_html_", "_html"} & set(vars(kind)) and kind.__name__ != "Shown"
+    for kind in classes("**/*.py", r"def (_repr_html_|_html)\(|\(Page")
+    if inspect.isclass(kind)
+    and (issubclass(kind, KitPage) or {"_repr_html_", "_html"} & set(vars(kind)))
+    and kind.__name__ not in ("Shown", "Page")
 ]
 
 

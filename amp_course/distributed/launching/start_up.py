@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from amp_course.distributed.launching.running import FOLDER, Command, free_port,
 from amp_course.kit.children import TOKEN
 from amp_course.kit.errors import CourseError
 from amp_course.kit.measure import Timing, seconds_text
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 
 _PROBE = str(Path(__file__).with_name("probe.py"))
 _SECONDS = 60.0  # for one start
@@ -45,8 +45,8 @@ class StartUp:
     environment: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class StartUpTimes:
+@dataclass(frozen=True, repr=False)
+class StartUpTimes(Page):
     """The start-up times of some launchers, one number a round.
 
     seconds:     launcher → seconds
@@ -71,13 +71,8 @@ class StartUpTimes:
             rows.append([name, seconds_text(timing.median), spread, variables_text(found)])
         return rows + [[name, "not run", "", why] for name, why in self.left_out.items()]
 
-    def __str__(self) -> str:
-        return text_table(self.rows())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.rows())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from amp_course.frontiers.experiments.training import Run
 from amp_course.kit.errors import CourseError
 from amp_course.kit.paths import course_root
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 
 SCORES = {"gpt": "held-out loss", "resnet": "right digits"}
 
 
-@dataclass(frozen=True)
-class TrainingTable:
+@dataclass(frozen=True, repr=False)
+class TrainingTable(Page):
     """Trainings of one workload. Each number is a mean over seeds, with the least and the largest where there are several."""
 
     runs: tuple[Run, ...]
@@ -84,11 +84,8 @@ class TrainingTable:
             rows.append(row)
         return rows
 
-    def __repr__(self) -> str:
-        return text_table(self.rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.rows())
 
 
 def _spread(values: Iterable[float], digits: int) -> str:

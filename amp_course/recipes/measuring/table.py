@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from amp_course.bits.formats import find_format
 from amp_course.kit.memory import bytes_text, masters_of, tensor_bytes
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.watch import Saved, StepWatch, storages
 from amp_course.loop.recipe import AnyRecipe
 from amp_course.loop.stepper import LossFn, MakeOptimizer, Stepper
@@ -75,8 +75,8 @@ class Measured:
         ]
 
 
-@dataclass(frozen=True)
-class RecipeTable:
+@dataclass(frozen=True, repr=False)
+class RecipeTable(Page):
     """Several recipes' rows, as a table."""
 
     HEAD = (
@@ -103,11 +103,8 @@ class RecipeTable:
         """Return the table as text, its head first."""
         return [list(self.HEAD), *(row.cells() for row in self.rows)]
 
-    def __repr__(self) -> str:
-        return text_table(self.cells())
-
-    def _repr_html_(self) -> str:
-        return html_table(self.cells())
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.cells())
 
 
 def measure(

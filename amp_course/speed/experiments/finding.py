@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from amp_course.kit.markup import inline_html
+from amp_course.kit.report import Block, Page
 from amp_course.kit.toml_data import read_toml
 from amp_course.speed.experiments.in_turn import Comparison
 
@@ -28,7 +28,7 @@ PUBLISHED = {name: Published(**row) for name, row in read_toml(__file__, "publis
 
 
 @dataclass(frozen=True, repr=False)  # a dataclass's own repr would be a page of raw times
-class Finding(ABC):
+class Finding(Page, ABC):
     """One experiment's outcome. Each experiment adds its own numbers and its own `claim`.
 
     comparison: the sides, timed in turn; None where this machine cannot run the experiment
@@ -55,18 +55,13 @@ class Finding(ABC):
         """Say what the numbers show; on a busy machine, that they show nothing."""
         return self.busy or self.claim
 
-    def __str__(self) -> str:
-        table = f"{self.comparison}\n\n" if self.comparison else ""
-        return (
-            f"{self.title}\n\n{table}{self.sentence}{''.join(f'{chr(10)}Elsewhere: {one}' for one in self.published)}"
-        )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        table = self.comparison._repr_html_() if self.comparison else ""
-        lines = [self.sentence, *(f"Elsewhere: {one}" for one in self.published)]
-        return f"<b>{inline_html(self.title)}</b>{table}" + "".join(f"<p>{inline_html(line)}</p>" for line in lines)
+    def blocks(self) -> Iterator[Block]:
+        yield f"**{self.title}**"
+        if self.comparison:
+            yield from self.comparison.blocks()
+        yield self.sentence
+        for one in self.published:
+            yield f"Elsewhere: {one}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""

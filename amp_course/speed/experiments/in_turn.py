@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.threads import one_thread
 
 Side = Callable[[], object]
@@ -62,8 +62,8 @@ class Ratio:
         )
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Page):
     """The sides of one run, timed in turn.
 
     seconds: side → seconds a step, one number a round
@@ -115,11 +115,8 @@ class Comparison:
             rows.append([side, *times, *(["", "", ""] if side == base else speeds)])
         return [row[:3] for row in rows] if self.busy else rows
 
-    def __str__(self) -> str:
-        return text_table(self.rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows())
+    def blocks(self) -> Iterator[Block]:
+        yield Table(self.rows())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, ready for JSON."""

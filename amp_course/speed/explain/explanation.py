@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import html
-import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_course.kit.markup import inline_html
 from amp_course.kit.measure import Timing, seconds_text
-from amp_course.kit.table import html_table, text_table
+from amp_course.kit.report import Block, Numbered, Page, Table
 from amp_course.speed.explain.findings import Advice
 from amp_course.speed.explain.kinds import KINDS
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Page):
     """Where the time of one step goes; it prints as a page.
 
     timing:   of the step without any recording
@@ -62,51 +60,34 @@ class Explanation:
         rows = [[kind, seconds_text(seconds), f"{seconds / self.seconds:.0%}"] for kind, seconds in shown]
         return [["where the time goes", "per step", "share"], *rows]
 
-    def _sentences(self) -> list[str]:
-        if self.busy:
-            return [f"A step took {self.timing}.", self.busy]
-        said = [f"A step takes {self.timing}."]
-        if self.ceiling is not None and self.now is not None:
-            said.append(
-                f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in "
-                f"fp32 here; now it is {self.now:.2f} times as fast."
-            )
-        return said
+    columns = 100
 
-    def _advice(self) -> list[str]:
+    def blocks(self) -> Iterator[Block]:
+        """Return the page: the step, where its time goes, what to change first, notes."""
         if self.busy:
-            return []
-        if not self.advice:
-            return ["Nothing stands out: no change that is known here would save 3 % of the step."]
-        return [
+            yield f"A step took {self.timing}."
+            yield self.busy
+        else:
+            yield f"A step takes {self.timing}."
+            if self.ceiling is not None and self.now is not None:
+                yield (
+                    f"With every matmul in 16 bits it could be {self.ceiling:.2f} times as fast as in "
+                    f"fp32 here; now it is {self.now:.2f} times as fast."
+                )
+            yield Table(self._rows(), right=("per step", "share"))
+            if self.advice:
+                yield Numbered([self._told(one) for one in self.advice])
+            else:
+                yield "Nothing stands out: no change that is known here would save 3 % of the step."
+        for note in self.notes:
+            yield f"Note: {note}"
+
+    def _told(self, one: Advice) -> str:
+        return (
             f"**{one.cause}**: up to {seconds_text(one.seconds)} of {seconds_text(self.seconds)}"
             f"{' (tried)' if one.measured else ''}. {one.evidence[0].upper()}{one.evidence[1:]}. "
             f"**Fix:** {one.cure}." + (f" (Chapter {one.chapter})" if one.chapter not in ("", "09") else "")
-            for one in self.advice
-        ]
-
-    def __str__(self) -> str:
-        """Write the page as plain text."""
-        numbered = [f"{number}. {text.replace('**', '')}" for number, text in enumerate(self._advice(), 1)]
-        if not self.advice:
-            numbered = self._advice()
-        wrapped = [textwrap.fill(text, 100, subsequent_indent="   ") for text in numbered]
-        notes = [textwrap.fill(f"Note: {note}", 100, subsequent_indent="   ") for note in self.notes]
-        head = "\n".join(textwrap.fill(text, 100) for text in self._sentences())
-        table = [] if self.busy else [text_table(self._rows(), right=("per step", "share"))]
-        return "\n\n".join([head, *table, *wrapped, *notes])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<p>{html.escape(text)}</p>" for text in self._sentences())
-        items = "".join(f"<li>{inline_html(text)}</li>" for text in self._advice())
-        list_html = (
-            f"<ol>{items}</ol>" if self.advice else "".join(f"<p>{inline_html(one)}</p>" for one in self._advice())
         )
-        table = "" if self.busy else html_table(self._rows())
-        notes = "".join(f"<p><em>{inline_html(note)}</em></p>" for note in self.notes)
-        return f'<div style="max-width:60em">{head}{table}{list_html}{notes}</div>'
 
 
 def in_order(kinds: dict[str, float]) -> dict[str, float]:
