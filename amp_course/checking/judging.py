@@ -29,7 +29,7 @@ from amp_course.checking.limit import PATIENCE, within
 from amp_course.checking.mistakes import Mistake
 from amp_course.checking.outcome import Wrong
 from amp_course.checking.sandbox import Sandbox, sandbox
-from amp_course.checking.state import TORCH
+from amp_course.checking.torch_state import TORCH
 from amp_course.checking.workplace import workplace
 from amp_course.kit.random_state import random_state, set_random_state
 

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from amp_course.checking.interrupts import held
+from amp_course.checking.item import UNCHANGED, Item
 from amp_course.checking.limit import TimeUp, within
-from amp_course.checking.state import STATE, UNCHANGED, Item
+from amp_course.checking.process_state import PROCESS
+from amp_course.checking.torch_state import TORCH
 from amp_course.kit.random_state import RandomState, random_state, set_random_state
 
 _ATTEMPTS, _SECONDS = 3, 5.0  # for putting things back
+STATE = (*TORCH, *PROCESS)
 _UNKNOWN = object()  # of a state that cannot be read
 
 

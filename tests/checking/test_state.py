@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking.sandbox import sandbox
-from amp_course.checking.state import STATE, UNCHANGED
+from amp_course.checking.item import UNCHANGED
+from amp_course.checking.sandbox import STATE, sandbox
 from amp_course.kit.random_state import same_random_state
 from tests.checking.conftest import shared_state
 

@@ -1,23 +1,15 @@
-"""The state that all cells of a notebook share: how to read it, put it back, and what to say when it was changed.
+"""What decides how torch computes: how to read it, put it back, and what to say when it was changed.
 
-Torch's global modes come first: default dtype and device, grad and inference mode, autocast, modes and hooks. They change
-what later cells compute, so leaving one changed is a fault. The rest is put back and remarked on: threads, precision and
-other switches of torch, the seed, the streams, the working directory and the environment. Threads and processes that an
-answer leaves running are named. Random states are in `kit.random_state`.
-
-Nothing else is looked at: not what an answer rebinds (`F.softmax = …`), nor the settings of other libraries, nor files.
-A check is no prison, and restarting the kernel helps. Nothing here starts CUDA.
+Global modes come first: default dtype and device, grad and inference mode, autocast, modes and
+hooks. They change what later cells compute, so leaving one changed is a fault. The rest is put back
+and remarked on: threads, precision and other switches, the seed. Random states are in
+`kit.random_state`. Nothing here starts CUDA.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import operator
-import os
 import sys
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,42 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-UNCHANGED = object()
+from amp_course.checking.item import Item, changed, listed, restored
+
 _DEVICES = ("cpu", "cuda")
-_SETTLING = 0.05  # seconds that threads have for ending before they count as left running
-
-
-@dataclass(frozen=True)
-class Item:
-    """How to read one piece of state and write it, and what to say of an answer that leaves it changed.
-
-    get:   returns the state as plain values, or as objects that are compared by identity; must be cheap
-    put:   restores what `get` returned; does nothing where nothing can be done, and then `tell` says so
-    tell:  gets the state as it was and as it is now (or what `find` found)
-    fault: whether the check fails: true for what changes the results of later cells, else it is only remarked on
-    find:  for state that is not simply equal or not: gets what it was, returns what is wrong now, or something empty
-    """
-
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
-    tell: Callable[[Any, Any], str]
-    fault: bool = True
-    find: Callable[[Any], Any] | None = None
-
-    def change(self, was: Any) -> Any:
-        """Return the state if it is not what it was, else `UNCHANGED`."""
-        if self.find is not None:
-            return self.find(was) or UNCHANGED
-        now = self.get()
-        return UNCHANGED if now == was else now
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(f"`{name}`" for name in sorted(names))
-
-
-def _restored(what: str) -> Callable[[Any, Any], str]:
-    return lambda was, now: f"your code changed {what}; that is put back."
 
 
 # --- the stack of function modes, at whose bottom the default device lies -----------------------
@@ -236,13 +195,9 @@ def _backends() -> dict[str, Any]:
 
 
 def _set_backends(was: dict[str, Any]) -> None:
-    for name in _changed(was, _backends()):
+    for name in changed(was, _backends()):
         owner, _, flag = name.rpartition(".")
         setattr(operator.attrgetter(owner)(torch.backends), flag, was[name])
-
-
-def _changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
 _PRECISIONS = [("generic", "all")] + [
@@ -289,67 +244,6 @@ def _tell_precisions(was: dict[Any, Any], now: dict[Any, Any]) -> str:
     if was["matmul"] is not None and was["matmul"] != now["matmul"]:
         return f"your code changed the float32 matmul precision; it is “{was['matmul']}” again."
     return "your code changed the precision of float32 matmuls or convolutions; that is put back."
-
-
-# --- the process --------------------------------------------------------------------------------
-def _set_streams(was: tuple[Any, ...]) -> None:
-    sys.stdout, sys.stderr, sys.stdin = was
-
-
-def _closed() -> tuple[str, ...]:
-    streams = ("stdout", "stderr")
-    return tuple(name for name in streams if getattr(getattr(sys, name), "closed", False) is True)
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was deleted
-        return None
-
-
-def _set_folder(was: str | None) -> None:
-    if was is not None:
-        os.chdir(was)
-
-
-# Variables that libraries set themselves.
-_LIBRARIES = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_", "TRITON_", "MPLCONFIGDIR", "KMP_")
-
-
-def _changed_variables(was: dict[str, str]) -> list[str]:
-    changed = _changed(was, dict(os.environ))
-    return [name for name in changed if not name.startswith(_LIBRARIES)]
-
-
-def _set_environment(was: dict[str, str]) -> None:
-    for name in _changed_variables(was):
-        if name in was:
-            os.environ[name] = was[name]
-        else:
-            del os.environ[name]
-
-
-def _threads() -> frozenset[threading.Thread]:
-    """Return those that Python started, but for tqdm's monitor, which is everybody's, and ours."""
-    return frozenset(
-        thread
-        for thread in threading.enumerate()
-        if not isinstance(thread, threading._DummyThread)
-        and not type(thread).__module__.startswith("tqdm.")
-        and not thread.name.startswith("amp_course ")
-    )
-
-
-def _children() -> frozenset[Any]:
-    return frozenset(multiprocessing.active_children())
-
-
-def _still_running(workers: Iterable[Any]) -> list[str]:
-    workers = list(workers)
-    for worker in workers:
-        worker.join(_SETTLING)
-    return [worker.name for worker in workers if worker.is_alive()]
 
 
 # What decides how torch computes. The course's own answers may leave it changed, too.
@@ -419,7 +313,7 @@ TORCH = (
     Item(
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
-        _restored("whether torch insists on deterministic algorithms"),
+        restored("whether torch insists on deterministic algorithms"),
         fault=False,
     ),
     Item(
@@ -437,14 +331,14 @@ TORCH = (
         _backends,
         _set_backends,
         lambda was, now: (
-            f"your code changed {_listed(f'torch.backends.{name}' for name in _changed(was, now))}; that is put back."
+            f"your code changed {listed(f'torch.backends.{name}' for name in changed(was, now))}; that is put back."
         ),
         fault=False,
     ),
     Item(
         lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
         lambda was: torch.set_printoptions(**was),
-        _restored("how torch prints tensors (`torch.set_printoptions`)"),
+        restored("how torch prints tensors (`torch.set_printoptions`)"),
         fault=False,
     ),
     Item(
@@ -458,54 +352,3 @@ TORCH = (
         fault=False,
     ),
 )
-
-PROCESS = (
-    Item(
-        lambda: (sys.stdout, sys.stderr, sys.stdin),
-        _set_streams,
-        lambda was, now: (
-            "your code left `sys.stdout`, `sys.stderr` or `sys.stdin` replaced; that is put back. "
-            "`with contextlib.redirect_stdout(...):` ends on its own."
-        ),
-        fault=False,
-    ),
-    Item(
-        _closed,
-        lambda was: None,
-        lambda was, now: (
-            f"your code closed {_listed(f'sys.{name}' for name in now)}: restart the kernel to see output again."
-        ),
-        fault=False,
-    ),
-    Item(_folder, _set_folder, _restored("the working directory"), fault=False),
-    Item(
-        lambda: dict(os.environ),
-        _set_environment,
-        lambda was, found: f"your code changed the environment variable {_listed(found)}; that is put back.",
-        fault=False,
-        find=_changed_variables,
-    ),
-    Item(
-        _threads,
-        lambda was: None,
-        lambda was, left: (
-            f"your code left the thread {_listed(left)} running, and a check cannot stop it: it may "
-            "change things while later cells run. Wait for it with `join()`; to get rid of it now, "
-            "restart the kernel."
-        ),
-        fault=False,
-        find=lambda was: _still_running(_threads() - was),
-    ),
-    Item(
-        _children,
-        lambda was: None,
-        lambda was, left: (
-            f"your code left the process {_listed(left)} running, and the check does not stop it. "
-            "Call `terminate()` on it, or wait for it with `join()`."
-        ),
-        fault=False,
-        find=lambda was: _still_running(_children() - was),
-    ),
-)
-
-STATE = (*TORCH, *PROCESS)

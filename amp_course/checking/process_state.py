@@ -1,0 +1,128 @@
+"""What a process shares between the cells of a notebook: streams, folder, environment, workers.
+
+It is put back and remarked on. Threads and processes that an answer leaves running are named.
+Nothing else is looked at: not what an answer rebinds (`F.softmax = …`), nor the settings of other
+libraries, nor files. A check is no prison, and restarting the kernel helps.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from amp_course.checking.item import Item, changed, listed, restored
+
+_SETTLING = 0.05  # seconds that threads have for ending before they count as left running
+
+
+def _set_streams(was: tuple[Any, ...]) -> None:
+    sys.stdout, sys.stderr, sys.stdin = was
+
+
+def _closed() -> tuple[str, ...]:
+    streams = ("stdout", "stderr")
+    return tuple(name for name in streams if getattr(getattr(sys, name), "closed", False) is True)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return None
+
+
+def _set_folder(was: str | None) -> None:
+    if was is not None:
+        os.chdir(was)
+
+
+# Variables that libraries set themselves.
+_LIBRARIES = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_", "TRITON_", "MPLCONFIGDIR", "KMP_")
+
+
+def _changed_variables(was: dict[str, str]) -> list[str]:
+    return [name for name in changed(was, dict(os.environ)) if not name.startswith(_LIBRARIES)]
+
+
+def _set_environment(was: dict[str, str]) -> None:
+    for name in _changed_variables(was):
+        if name in was:
+            os.environ[name] = was[name]
+        else:
+            del os.environ[name]
+
+
+def _threads() -> frozenset[threading.Thread]:
+    """Return those that Python started, but for tqdm's monitor, which is everybody's, and ours."""
+    return frozenset(
+        thread
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)
+        and not type(thread).__module__.startswith("tqdm.")
+        and not thread.name.startswith("amp_course ")
+    )
+
+
+def _children() -> frozenset[Any]:
+    return frozenset(multiprocessing.active_children())
+
+
+def _still_running(workers: Iterable[Any]) -> list[str]:
+    workers = list(workers)
+    for worker in workers:
+        worker.join(_SETTLING)
+    return [worker.name for worker in workers if worker.is_alive()]
+
+
+PROCESS = (
+    Item(
+        lambda: (sys.stdout, sys.stderr, sys.stdin),
+        _set_streams,
+        lambda was, now: (
+            "your code left `sys.stdout`, `sys.stderr` or `sys.stdin` replaced; that is put back. "
+            "`with contextlib.redirect_stdout(...):` ends on its own."
+        ),
+        fault=False,
+    ),
+    Item(
+        _closed,
+        lambda was: None,
+        lambda was, now: (
+            f"your code closed {listed(f'sys.{name}' for name in now)}: restart the kernel to see output again."
+        ),
+        fault=False,
+    ),
+    Item(_folder, _set_folder, restored("the working directory"), fault=False),
+    Item(
+        lambda: dict(os.environ),
+        _set_environment,
+        lambda was, found: f"your code changed the environment variable {listed(found)}; that is put back.",
+        fault=False,
+        find=_changed_variables,
+    ),
+    Item(
+        _threads,
+        lambda was: None,
+        lambda was, left: (
+            f"your code left the thread {listed(left)} running, and a check cannot stop it: it may "
+            "change things while later cells run. Wait for it with `join()`; to get rid of it now, "
+            "restart the kernel."
+        ),
+        fault=False,
+        find=lambda was: _still_running(_threads() - was),
+    ),
+    Item(
+        _children,
+        lambda was: None,
+        lambda was, left: (
+            f"your code left the process {listed(left)} running, and the check does not stop it. "
+            "Call `terminate()` on it, or wait for it with `join()`."
+        ),
+        fault=False,
+        find=lambda was: _still_running(_children() - was),
+    ),
+)
