@@ -341,7 +341,7 @@ def _mistakes(name: str | None, as_json: bool) -> None:
     exercises = [(chapter, exercise) for chapter in chapters for exercise in chapter.exercises()]
     if as_json:
         rows = [
-            {"exercise": exercise.id, "mistake": one.name, "against": one.breaks, "told": plain_text(one.told)}
+            {"exercise": exercise.id, "mistake": one.name, "against": one.violates, "told": plain_text(one.feedback)}
             for _, exercise in exercises
             for one in exercise.mistakes
         ]
@@ -350,8 +350,8 @@ def _mistakes(name: str | None, as_json: bool) -> None:
     for chapter, exercise in exercises:
         print(f"{chapter.number:02d} {chapter.word}, exercise {exercise.number}: {exercise.title} ({exercise.name})")
         for one in exercise.mistakes:
-            print(f"   {one.name}" + (f"  (against: “{one.breaks}”)" if one.breaks else ""))
-            print(textwrap.fill(plain_text(one.told), 112, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            print(f"   {one.name}" + (f"  (against: “{one.violates}”)" if one.violates else ""))
+            print(textwrap.fill(plain_text(one.feedback), 112, initial_indent=" " * 6, subsequent_indent=" " * 6))
         print()
 
 

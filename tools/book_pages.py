@@ -157,7 +157,7 @@ def mistakes_page(chapters: Sequence[Chapter]) -> str:
         for exercise in exercises:
             parts.append(f"### {exercise.number}. {exercise.title}\n")
             for one in exercise.mistakes:
-                parts.append(f"- **{_plain(one.name)}**: {_plain(plain_text(one.told))}")
+                parts.append(f"- **{_plain(one.name)}**: {_plain(plain_text(one.feedback))}")
             parts.append("")
     return "\n".join(parts)
 

@@ -7,7 +7,7 @@ from amp_course.checking.blank import is_blank
 from amp_course.checking.differences import Results, alike, show_number, show_value
 from amp_course.checking.exercise import Exercise
 from amp_course.checking.explain import Explained, explain, is_readers, short, signature, where
-from amp_course.checking.judging import Failed, Turn, call_answer
+from amp_course.checking.judging import Case, Failed, call_answer
 from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.mistakes import Mistake, edited
 from amp_course.checking.outcome import Outcome, Wrong
@@ -15,7 +15,32 @@ from amp_course.checking.reading import read_bool, read_dict, read_integer, read
 from amp_course.checking.warmup import load_lazy_modules
 
 __all__ = [
-    "Exercise", "Explained", "Failed", "Mistake", "Outcome", "Results", "TimeUp", "Turn", "Wrong", "alike", "call_answer",
-    "edited", "explain", "is_blank", "is_readers", "load_lazy_modules", "read_bool", "read_dict", "read_integer", "read_number",
-    "read_pair", "read_tensor", "short", "show_number", "show_value", "signature", "where", "within",
+    "Case",
+    "Exercise",
+    "Explained",
+    "Failed",
+    "Mistake",
+    "Outcome",
+    "Results",
+    "TimeUp",
+    "Wrong",
+    "alike",
+    "call_answer",
+    "edited",
+    "explain",
+    "is_blank",
+    "is_readers",
+    "load_lazy_modules",
+    "read_bool",
+    "read_dict",
+    "read_integer",
+    "read_number",
+    "read_pair",
+    "read_tensor",
+    "short",
+    "show_number",
+    "show_value",
+    "signature",
+    "where",
+    "within",
 ]  # fmt: skip

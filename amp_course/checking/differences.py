@@ -1,4 +1,4 @@
-"""Compare what an answer gave with what is right, and say where the two differ. Values are plain: the play has read them."""
+"""Compare what an answer gave with what is right, and say where the two differ. Values are plain: the cases have read them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def describe(facet: str, want: Any, got: Any, show: Show, tolerance: float = 0.0) -> str:
+def describe(output: str, want: Any, got: Any, show: Show, tolerance: float = 0.0) -> str:
     """Say where a value differs from the right one: "the scale is 512, and 1024 is right"."""
     if isinstance(want, Results) and isinstance(got, Results):
         case = next((key for key in want if not alike(want[key], got.get(key, MISSING), tolerance)), None)
@@ -66,22 +66,22 @@ def describe(facet: str, want: Any, got: Any, show: Show, tolerance: float = 0.0
         given, right = _told_apart(other, one, show)
         return f"{case}, you return {given}{want.as_what}, and {right} is right"
     if isinstance(want, Tensor) and isinstance(got, Tensor):
-        return _describe_tensors(facet, want, got, show, tolerance)
+        return _describe_tensors(output, want, got, show, tolerance)
     if isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(want) == len(got):
         pairs = enumerate(zip(want, got, strict=True))
         place = next((n for n, (a, b) in pairs if not alike(a, b, tolerance)), None)
         if place is not None and (isinstance(want[place], Tensor) or len(want) > 4):
-            one_of = f"{facet} ({place + 1} of {len(want)})" if len(want) > 1 else facet
+            one_of = f"{output} ({place + 1} of {len(want)})" if len(want) > 1 else output
             return describe(one_of, want[place], got[place], show, tolerance)
     if isinstance(want, Mapping) and isinstance(got, Mapping):
         for key in want:
             if key not in got:
-                return f"`{key}` is missing from {facet}"
+                return f"`{key}` is missing from {output}"
             if not alike(want[key], got[key], tolerance):
-                return describe(f"`{key}` in {facet}", want[key], got[key], show, tolerance)
-        return f"in {facet}, {' and '.join(f'`{key}`' for key in got if key not in want)} should not be there"
+                return describe(f"`{key}` in {output}", want[key], got[key], show, tolerance)
+        return f"in {output}, {' and '.join(f'`{key}`' for key in got if key not in want)} should not be there"
     given, right = _told_apart(got, want, show)
-    return f"{facet} {_is(facet)} {given}, and {right} is right"
+    return f"{output} {_is(output)} {given}, and {right} is right"
 
 
 def show_value(value: Any) -> str:
@@ -111,23 +111,23 @@ def show_number(value: float) -> str:
     return min(f"{2 * significand!r} · {power}", repr(value), key=len)
 
 
-def _describe_tensors(facet: str, want: Tensor, got: Tensor, show: Show, tolerance: float) -> str:
-    has = "have" if _is(facet) == "are" else "has"
+def _describe_tensors(output: str, want: Tensor, got: Tensor, show: Show, tolerance: float) -> str:
+    has = "have" if _is(output) == "are" else "has"
     if want.dtype != got.dtype:
-        return f"{facet} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is right"
+        return f"{output} {has} the dtype {show_value(got.dtype)}, and {show_value(want.dtype)} is right"
     if want.shape != got.shape:
-        return f"{facet} {has} the shape {tuple(got.shape)}, and {tuple(want.shape)} is right"
+        return f"{output} {has} the shape {tuple(got.shape)}, and {tuple(want.shape)} is right"
     wrong = ~_equal(want, got, tolerance)
     if want.numel() == 1:
         given, right = _told_apart(got.item(), want.item(), show)
-        return f"{facet} {_is(facet)} {given}, and {right} is right"
+        return f"{output} {_is(output)} {given}, and {right} is right"
     if (factor := _factor(want, got, tolerance)) is not None:
-        return f"{facet} {_times(factor, _is(facet))}"
+        return f"{output} {_times(factor, _is(output))}"
     place = tuple(wrong.nonzero()[0].tolist())
     many = f"; {int(wrong.sum()):,} of {want.numel():,} are wrong" if int(wrong.sum()) > 1 else ""
     where = ", ".join(map(str, place))
     one, right = _told_apart(got[place].item(), want[place].item(), show)
-    return f"in {facet}, element [{where}] is {one}, and {right} is right{many}"
+    return f"in {output}, element [{where}] is {one}, and {right} is right{many}"
 
 
 def _times(factor: float, be: str) -> str:
@@ -189,9 +189,9 @@ def _rounded(value: Any, digits: int) -> Any:
     return value if len(show_number(value)) <= _SHORT else float(f"{value:.{digits}g}")
 
 
-def _is(facet: str) -> str:
+def _is(output: str) -> str:
     """Return the verb for a noun phrase: "the weights after the step" → "are", "the norm of all gradients" → "is"."""
-    head = re.split(r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", facet)[0]
+    head = re.split(r"[ ](?:of|in|at|about|after|before|from|that|for|with|on|by|when|under)[ ]", output)[0]
     plural = re.search(r"(?<![su'i])s$", head) and not head.startswith(("what ", "`")) and not head.endswith("loss")
     return "are" if plural else "is"
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from amp_course.checking import interrupts, progress
 from amp_course.checking.blank import empty_methods, is_blank, open_places
 from amp_course.checking.explain import explain, short, where
-from amp_course.checking.judging import Judge, Play
+from amp_course.checking.judging import Cases, Judge
 from amp_course.checking.limit import PATIENCE, TimeUp, within
 from amp_course.checking.mistakes import Mistake
 from amp_course.checking.outcome import Interrupted, Note, Outcome, Wrong, box_html
@@ -70,9 +70,9 @@ class Exercise:
         """The exercise's name in the progress file: "loop.add_autocast"."""
         return f"{self.chapter}.{self.name}"
 
-    def judge_by(self, *, right: Any, play: Play, mistakes: Sequence[Mistake], **more: Any) -> None:
+    def judge_by(self, *, right: Any, cases: Cases, mistakes: Sequence[Mistake], **more: Any) -> None:
         """Say what is right, how an answer is run, and which mistakes are known; the parameters are those of `Judge`."""
-        self.judge = Judge(right, play, tuple(mistakes), **more)
+        self.judge = Judge(right, cases, tuple(mistakes), **more)
 
     @property
     def mistakes(self) -> Sequence[Mistake]:

@@ -1,11 +1,12 @@
-"""Judge an answer by what it does: play it on a scene, the right answer next to it, and if the two differ, every known mistake.
+"""Judge an answer by what it does: run it and the right answer on the same cases.
 
-A **play** runs any answer on cases and yields, turn by turn, the facets of what came of it. The first facet that differs from the
-right answer's is the one to explain. A cause is named only if a mistake in the table does what the answer did, on every turn;
-otherwise the message says what was seen: the case, what is right and what came.
+An exercise's `cases` is a generator that runs any answer and yields a `Case` with its outputs. The
+first output that differs from the right answer's is the one to explain. A cause is named only if a
+known mistake does what the answer did, in every case; otherwise the message says what was seen: the
+case, what is right and what came.
 
-At the end every answer plays the first case once more: what it keeps from call to call then shows
-in another result.
+At the end every answer gets the first case once more: what it keeps from call to call then shows in
+another output.
 """
 
 from __future__ import annotations
@@ -42,35 +43,36 @@ _REMEMBERS = (
     "variable, an attribute of the class, a cache, or an iterator that is used up"
 )
 
-Play = Callable[[Any, random.Random], Iterator["Turn"]]
+Cases = Callable[[Any, random.Random], Iterator["Case"]]
 
 
 @dataclass(frozen=True)
-class Turn:
+class Case:
     """What an answer did in one case.
 
-    case:   in words: "at step 2", "with a scale of 512"; "" where the facets tell
-    facets: what has to be right → what it is, in the order in which it is explained: {"the norm": 3.5}
-    facts:  what messages may quote in braces; {case} is there anyway
-    clues:  what need not be right, and tells mistakes apart
+    name:     in words: "at step 2", "with a scale of 512"; "" where the outputs say it
+    outputs:  what has to be right → what it is, in the order in which it is explained
+    facts:    what messages may quote in braces; {case} is there anyway
+    evidence: what need not be right, and distinguishes one mistake from another
     elsewhere: whether the answer ran in another process, which keeps nothing for the next call
-    again:  whether this is the first case, played once more at the end
+    again:    whether this is the first case, run once more at the end
+    Example: Case("at step 2", {"the norm": 3.5})
     """
 
-    case: str
-    facets: dict[str, Any]
+    name: str
+    outputs: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
-    clues: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
     elsewhere: bool = False
     again: bool = False
 
 
 class Failed(Exception):
-    """An answer raised; the message is the case, `__cause__` is the answer's own exception, `clues` are those of the turn."""
+    """An answer raised; the message is the case, `__cause__` is the answer's own exception."""
 
     def __init__(self, case: str) -> None:
         super().__init__(case)
-        self.clues: dict[str, Any] = {}
+        self.evidence: dict[str, Any] = {}
 
 
 def call_answer(answer: Callable[..., Any], case: str, *arguments: Any, **named: Any) -> Any:
@@ -88,15 +90,15 @@ class Judge:
     """All there is to know to judge one exercise.
 
     right:     the right answer; the edits of mistakes are edits of its source
-    play:      runs an answer
+    cases:     runs an answer on cases and yields them
     mistakes:  wrong answers that people write
     tolerance: relative, for numbers and tensors; 0 means to the last bit
     show:      writes a value into a message
-    said:      facet → what is said if no mistake explains it, with {got}, {want} and the turn's facts in braces
+    said:      output → what is said if no mistake explains it, with {got}, {want} and the case's facts in braces
     """
 
     right: Any
-    play: Play
+    cases: Cases
     mistakes: Sequence[Mistake]
     tolerance: float = 0.0
     show: Show = show_value
@@ -108,49 +110,47 @@ class Judge:
         What the answer leaves changed is added to `left`.
         """
         seed = secrets.randbits(31)
-        right = self.turns(self.right, seed)
+        right = self.run(self.right, seed)
         with sandbox(TORCH):
             torch.manual_seed(seed)  # outside the inner sandbox, which would take it for the answer's doing
             with workplace(), sandbox() as found:
-                mine = within(seconds, lambda: list(self._turns(answer, seed)), PATIENCE)
+                mine = within(seconds, lambda: list(self._run(answer, seed)), PATIENCE)
         if left is not None:
             left.leaks += found.leaks
             left.remarks += found.remarks
         # A leak is named already, and the next call works in what this one left changed.
-        turns: Any = _once if found.leaks else iter
-        played = functools.partial(self.turns_of_mistake, seed=seed)
-        wrong = self.explain([*turns(mine)], [*turns(right)], lambda one: turns(played(one)))
+        counted: Any = _once if found.leaks else iter
+        run = functools.partial(self.run_mistake, seed=seed)
+        wrong = self.explain([*counted(mine)], [*counted(right)], lambda one: counted(run(one)))
         if wrong is not None:
             raise wrong
 
-    def explain(
-        self, mine: list[Turn], right: list[Turn], played: Callable[[Mistake], Generator[Turn]]
-    ) -> Wrong | None:
-        """Return the diagnosis for an answer's turns, None for those of a right one; `played` gives a mistake's turns."""
-        for turn in right:
-            if {_RAISED, _REFUSED} & turn.facets.keys():
-                error = turn.facts.get("error")
-                raise RuntimeError(f"the course's own answer fails: {turn.facets}") from error
-        place, facet = self._first_difference(mine, right)
-        if not facet:
+    def explain(self, mine: list[Case], right: list[Case], run: Callable[[Mistake], Generator[Case]]) -> Wrong | None:
+        """Return the diagnosis for an answer's cases, None for those of a right one; `run` gives a mistake's cases."""
+        for case in right:
+            if {_RAISED, _REFUSED} & case.outputs.keys():
+                error = case.facts.get("error")
+                raise RuntimeError(f"the course's own answer fails: {case.outputs}") from error
+        place, output = self._first_difference(mine, right)
+        if not output:
             return None
-        names = list(dict.fromkeys(name for turn in right for name in turn.facets))
-        if facet in names:
-            names = names[: names.index(facet) + 1]
-        here = mine[place] if place < len(mine) else Turn("", {facet: MISSING})
-        wanted = right[place] if place < len(right) else Turn("", {facet: MISSING})
+        names = list(dict.fromkeys(name for case in right for name in case.outputs))
+        if output in names:
+            names = names[: names.index(output) + 1]
+        here = mine[place] if place < len(mine) else Case("", {output: MISSING})
+        wanted = right[place] if place < len(right) else Case("", {output: MISSING})
         for mistake in self.mistakes:
-            with contextlib.closing(played(mistake)) as turns:
-                same = self._does_the_same(turns, mine, names)
+            with contextlib.closing(run(mistake)) as cases:
+                same = self._does_the_same(cases, mine, names)
             if same:
-                told = mistake.told.format(**_facts(wanted, here))
-                return Wrong(self._with_evidence(told, facet, wanted, here), mistake.name)
-        seen = self._seen(facet, wanted, here)
+                feedback = mistake.feedback.format(**_facts(wanted, here))
+                return Wrong(self._with_evidence(feedback, output, wanted, here), mistake.name)
+        seen = self._seen(output, wanted, here)
         if mine[-1].again and (other := self._first_difference(mine[-1:], mine[:1])[1]):
             if place:  # else the first time is wrong, too
                 seen = self._seen(other, mine[0], mine[-1])
             return Wrong(_and_then(_REMEMBERS, f"{seen[:1].upper()}{seen[1:]}"), REMEMBERS)
-        earlier = self._earlier(facet, mine, right, place)
+        earlier = self._earlier(output, mine, right, place)
         if earlier:
             seen = _and_then(
                 seen,
@@ -159,95 +159,95 @@ class Judge:
             )
         return Wrong(seen)
 
-    def turns(self, answer: Any, seed: int) -> list[Turn]:
-        """Play an answer on what a seed draws, and return all its turns."""
-        return list(self._turns_of_ours(answer, seed))
+    def run(self, answer: Any, seed: int) -> list[Case]:
+        """Run an answer on what a seed draws, and return all its cases."""
+        return list(self._run_ours(answer, seed))
 
-    def turns_of_mistake(self, mistake: Mistake, seed: int) -> Generator[Turn]:
-        """Play a mistake on what a seed draws, turn by turn."""
-        return self._turns_of_ours(mistake.made_of(self.right), seed)
+    def run_mistake(self, mistake: Mistake, seed: int) -> Generator[Case]:
+        """Run a mistake on what a seed draws, case by case."""
+        return self._run_ours(mistake.made_of(self.right), seed)
 
-    def _turns_of_ours(self, answer: Any, seed: int) -> Generator[Turn]:
+    def _run_ours(self, answer: Any, seed: int) -> Generator[Case]:
         with sandbox(TORCH):
             torch.manual_seed(seed)
-            yield from self._turns(answer, seed)
+            yield from self._run(answer, seed)
 
-    def _turns(self, answer: Any, seed: int) -> Iterator[Turn]:
-        """Play an answer, and then its first turn once more."""
+    def _run(self, answer: Any, seed: int) -> Iterator[Case]:
+        """Run an answer, and then its first case once more."""
         drawn, first = random_state(), None
-        for turn in self._turns_once(answer, seed):
-            first = first or turn
-            yield turn
-        if first is None or first.elsewhere or first.facets.keys() & {_RAISED, _REFUSED}:
+        for case in self._run_once(answer, seed):
+            first = first or case
+            yield case
+        if first is None or first.elsewhere or first.outputs.keys() & {_RAISED, _REFUSED}:
             return
         set_random_state(drawn)
-        with contextlib.closing(self._turns_once(answer, seed)) as turns:
+        with contextlib.closing(self._run_once(answer, seed)) as cases:
             with contextlib.redirect_stdout(io.StringIO()):  # what it prints was printed before
-                replayed = next(turns, None)
-            if replayed is not None:
-                yield replace(replayed, again=True)
+                repeated = next(cases, None)
+            if repeated is not None:
+                yield replace(repeated, again=True)
 
-    def _turns_once(self, answer: Any, seed: int) -> Generator[Turn]:
+    def _run_once(self, answer: Any, seed: int) -> Generator[Case]:
         try:
-            yield from self.play(answer, random.Random(seed))
+            yield from self.cases(answer, random.Random(seed))
         except Wrong as refused:  # it gave something that is no answer at all
-            yield Turn("", {_REFUSED: str(refused)})
+            yield Case("", {_REFUSED: str(refused)})
         except Failed as failed:
             error = failed.__cause__
             assert error is not None
-            yield Turn(str(failed), {_RAISED: signature(error)}, {"error": error}, failed.clues)
+            yield Case(str(failed), {_RAISED: signature(error)}, {"error": error}, failed.evidence)
         except Exception as error:
-            yield Turn("", {_RAISED: signature(error)}, {"error": error})
+            yield Case("", {_RAISED: signature(error)}, {"error": error})
 
-    def _first_difference(self, mine: list[Turn], right: list[Turn]) -> tuple[int, str]:
-        for place, (one, other) in enumerate(itertools.zip_longest(mine, right, fillvalue=Turn("", {}))):
-            for facet in dict.fromkeys(
-                [*(f for f in one.facets if f in (_RAISED, _REFUSED)), *other.facets, *one.facets]
+    def _first_difference(self, mine: list[Case], right: list[Case]) -> tuple[int, str]:
+        for place, (one, other) in enumerate(itertools.zip_longest(mine, right, fillvalue=Case("", {}))):
+            for output in dict.fromkeys(
+                [*(f for f in one.outputs if f in (_RAISED, _REFUSED)), *other.outputs, *one.outputs]
             ):
-                if not alike(one.facets.get(facet, MISSING), other.facets.get(facet, MISSING), self.tolerance):
-                    return place, facet
+                if not alike(one.outputs.get(output, MISSING), other.outputs.get(output, MISSING), self.tolerance):
+                    return place, output
         return 0, ""
 
-    def _earlier(self, facet: str, mine: list[Turn], right: list[Turn], place: int) -> str:
+    def _earlier(self, output: str, mine: list[Case], right: list[Case], place: int) -> str:
         """Return an earlier case in which the answer gave the same and another result is right."""
         if not 0 < place < min(len(mine), len(right)):
             return ""
-        got, want = (turns[place].facets.get(facet, MISSING) for turns in (mine, right))
+        got, want = (cases[place].outputs.get(output, MISSING) for cases in (mine, right))
         for one, other in zip(mine[:place], right, strict=False):
-            same = alike(one.facets.get(facet, MISSING), got, self.tolerance)
-            apart = not alike(other.facets.get(facet, MISSING), want, self.tolerance)
+            same = alike(one.outputs.get(output, MISSING), got, self.tolerance)
+            apart = not alike(other.outputs.get(output, MISSING), want, self.tolerance)
             # What a step does ("at step 2") may depend on those before.
-            if same and apart and _is_telling(got) and one.case.startswith(("for ", "with ")):
-                return one.case
+            if same and apart and _is_telling(got) and one.name.startswith(("for ", "with ")):
+                return one.name
         return ""
 
-    def _does_the_same(self, turns: Iterable[Turn], mine: list[Turn], names: list[str]) -> bool:
-        """Tell whether a mistake does what the answer did on every turn, in the facets `names` and in all clues."""
-        for one, other in itertools.zip_longest(mine, turns, fillvalue=Turn("", {})):
+    def _does_the_same(self, cases: Iterable[Case], mine: list[Case], names: list[str]) -> bool:
+        """Return True if a mistake does what the answer did on every case, in the outputs `names` and in all evidence."""
+        for one, other in itertools.zip_longest(mine, cases, fillvalue=Case("", {})):
             for name in (*names, _RAISED, _REFUSED):
-                if not alike(one.facets.get(name, MISSING), other.facets.get(name, MISSING), self.tolerance):
+                if not alike(one.outputs.get(name, MISSING), other.outputs.get(name, MISSING), self.tolerance):
                     return False
-            if not alike(one.clues, other.clues, self.tolerance):
+            if not alike(one.evidence, other.evidence, self.tolerance):
                 return False
         return True
 
-    def _seen(self, facet: str, wanted: Turn, here: Turn) -> str:
+    def _seen(self, output: str, wanted: Case, here: Case) -> str:
         """Say what was seen, with no guess at the cause."""
-        if facet == _REFUSED:
-            return str(here.facets[_REFUSED])
-        if facet == _RAISED:
-            return _and_then(explain(here.facts["error"]), f"This happened {here.case}" if here.case else "")
-        want, got = wanted.facets.get(facet, MISSING), here.facets.get(facet, MISSING)
-        if facet in self.said:
-            return self.said[facet].format(**_facts(wanted, here), want=self.show(want), got=self.show(got))
-        told = describe(facet, want, got, self.show, self.tolerance)
-        return f"{wanted.case}, {told}" if wanted.case else told
+        if output == _REFUSED:
+            return str(here.outputs[_REFUSED])
+        if output == _RAISED:
+            return _and_then(explain(here.facts["error"]), f"This happened {here.name}" if here.name else "")
+        want, got = wanted.outputs.get(output, MISSING), here.outputs.get(output, MISSING)
+        if output in self.said:
+            return self.said[output].format(**_facts(wanted, here), want=self.show(want), got=self.show(got))
+        feedback = describe(output, want, got, self.show, self.tolerance)
+        return f"{wanted.name}, {feedback}" if wanted.name else feedback
 
-    def _with_evidence(self, told: str, facet: str, wanted: Turn, here: Turn) -> str:
-        if facet in (_REFUSED, _RAISED) or facet in self.said:
-            return told
-        seen = self._seen(facet, wanted, here)
-        return _and_then(told, f"{seen[0].upper()}{seen[1:]}")
+    def _with_evidence(self, feedback: str, output: str, wanted: Case, here: Case) -> str:
+        if output in (_REFUSED, _RAISED) or output in self.said:
+            return feedback
+        seen = self._seen(output, wanted, here)
+        return _and_then(feedback, f"{seen[0].upper()}{seen[1:]}")
 
 
 def _is_telling(value: Any) -> bool:
@@ -259,15 +259,15 @@ def _is_telling(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value) and math.frexp(value)[0] not in (0.0, 0.5, -0.5)
 
 
-def _once(turns: Iterable[Turn]) -> Iterator[Turn]:
-    yield from (turn for turn in turns if not turn.again)
+def _once(cases: Iterable[Case]) -> Iterator[Case]:
+    yield from (case for case in cases if not case.again)
 
 
-def _facts(wanted: Turn, here: Turn) -> dict[str, Any]:
+def _facts(wanted: Case, here: Case) -> dict[str, Any]:
     """Return what a message may quote; what the answer did comes before what is right."""
-    return {"case": here.case or wanted.case, **wanted.facts, **here.facts}
+    return {"case": here.name or wanted.name, **wanted.facts, **here.facts}
 
 
-def _and_then(told: str, more: str) -> str:
+def _and_then(feedback: str, more: str) -> str:
     """Add a sentence to another, whichever way that ends."""
-    return f"{told}{'' if told.endswith(('.', '?', '!')) else '.'} {more}" if more else told
+    return f"{feedback}{'' if feedback.endswith(('.', '?', '!')) else '.'} {more}" if more else feedback

@@ -1,4 +1,4 @@
-"""Wrong answers that people write: each a small function, or the right code with a few lines edited, and what it is told."""
+"""Wrong answers that people write: each a small function, or the right code with a few lines edited, and the feedback on it."""
 
 from __future__ import annotations
 import __future__
@@ -16,17 +16,17 @@ class Mistake:
     """A wrong answer that people write.
 
     name:   as an instructor lists it: "grows one step late"
-    told:   the cause, then the cure, in words that continue "Not yet, because …"; with facts of the turn in braces
+    feedback: the cause, then the cure, in words that continue "Not yet, because …"; with facts of the case in braces
     answer: an answer that makes this mistake; or
     edits:  lines of the right code, stripped → the line or lines that replace them
-    breaks: the words of the card that it goes against
+    violates: the words of the card that it goes against
     """
 
     name: str
-    told: str
+    feedback: str
     answer: Any = None
     edits: Mapping[str, str] = field(default_factory=dict)
-    breaks: str = ""
+    violates: str = ""
 
     def made_of(self, right: Any) -> Any:
         """Return an answer that makes this mistake; `right` is the function or the class that the edits are for."""

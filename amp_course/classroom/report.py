@@ -132,7 +132,7 @@ def _count(exercise: Exercise, results: Sequence[Result]) -> ExerciseReport:
         solution=sum(history.get("solution", False) for history in histories),
         attempts=(known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None,
         mistakes=tuple(
-            MistakeMet(name, _without_facts(table[name].told), table[name].breaks, count)
+            MistakeMet(name, _without_facts(table[name].feedback), table[name].violates, count)
             for name, count in met.most_common()
             if name in table  # a submission may claim anything about itself
         ),

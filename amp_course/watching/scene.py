@@ -77,10 +77,10 @@ class Scene:
             try:
                 yield observer.update
             except Failed as failed:
-                failed.clues = self.clues(observer.update)
+                failed.evidence = self.evidence(observer.update)
                 raise
 
-    def clues(self, update: Update) -> dict[str, Any]:
+    def evidence(self, update: Update) -> dict[str, Any]:
         """Return what tells apart mistakes of one effect: what arrived, the order of events."""
         names = {id(one): "update" for one in update.called("update")}
         events = [one for one in update.events if isinstance(one, (Backward, Step))]
@@ -89,12 +89,12 @@ class Scene:
         order = [names[id(one)] for one in update.events if id(one) in names]
         return {"arrived": arrived, "order": order}
 
-    def facets(self, update: Update) -> dict[str, Any]:
+    def outputs(self, update: Update) -> dict[str, Any]:
         """Return what a step did, in the order in which it is explained."""
         steps = update.steps(0)
         layer, loss = _names(self.layer_dtypes), _names(self.loss_dtypes)
         inside = sum(one.in_autocast for one in update.backwards)
-        facets = {
+        outputs = {
             "the dtype of the weights": _names(p.dtype for p in self.model.parameters()),
             "the dtype that the first layer computes in": layer
             or "unknown, as the model never ran",
@@ -105,8 +105,8 @@ class Scene:
             "the weights after the step": self.weights(),
         }
         if self.scaler is not None:
-            facets["the loss scale after the step"] = self.scaler.get_scale()
-        return facets
+            outputs["the loss scale after the step"] = self.scaler.get_scale()
+        return outputs
 
 
 def flat(tensors: Any) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 import amp_course
 from amp_course.checking import Exercise, Outcome, Wrong, progress
 from amp_course.checking.exercise import _named
-from amp_course.checking.judging import Turn
+from amp_course.checking.judging import Case
 from amp_course.checking.outcome import Interrupted
 from tests.checking.conftest import shared_state
 
@@ -648,7 +648,7 @@ def test_an_instance_of_an_answer_that_is_a_class_is_refused_in_its_own_words(ma
 
     judged = make(name="double")
     judged.judge_by(
-        right=MyScaler, play=lambda answer, draw: iter([Turn("", {"it": "update" in vars(answer)})]), mistakes=[]
+        right=MyScaler, cases=lambda answer, draw: iter([Case("", {"it": "update" in vars(answer)})]), mistakes=[]
     )
     assert "needs the class itself" in judged.check(MyScaler()).message
     assert "`exercises.double.check(MyScaler)`" in judged.check(MyScaler()).message
@@ -672,5 +672,5 @@ def test_methods_that_are_still_empty_are_named_below_what_is_wrong(make: Make) 
         def update(self) -> None: ...
 
     judged = make(name="double")
-    judged.judge_by(right=lambda: 1, play=lambda answer, draw: iter([Turn("", {"it": answer is Half})]), mistakes=[])
+    judged.judge_by(right=lambda: 1, cases=lambda answer, draw: iter([Case("", {"it": answer is Half})]), mistakes=[])
     assert judged.check(Half).notes[-1] == "Still empty: `update()`."

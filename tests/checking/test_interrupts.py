@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, differences, judging, limit, progress, sandbox
+from amp_course.checking import Case, Exercise, Mistake, call_answer, differences, judging, limit, progress, sandbox
 from amp_course.checking.outcome import Interrupted, Outcome
 from tests.checking.conftest import shared_state
 
@@ -50,9 +50,9 @@ def changes_all(x: float) -> float:
     return 5 * x
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     for x in (1.0, 2.0):
-        yield Turn("", {"the result": call_answer(answer, "", x)})
+        yield Case("", {"the result": call_answer(answer, "", x)})
 
 
 # What is interrupted: (a module or class, a name in it)
@@ -74,7 +74,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 def exercise(make: Make) -> Exercise:
     one = make(name="doubled")
     mistake = Mistake("triples", "you triple it", lambda x: 3 * x)
-    one.judge_by(right=lambda x: 2 * x, play=play, mistakes=[mistake])
+    one.judge_by(right=lambda x: 2 * x, cases=cases, mistakes=[mistake])
     one.check(lambda x: 5 * x)  # so that there is progress
     return one
 

@@ -1,4 +1,4 @@
-"""The engine: the first facet that is wrong decides, and a cause is named only if a mistake does the same on every turn."""
+"""The engine: the first output that is wrong decides, and a cause is named only if a mistake does the same on every turn."""
 
 import functools
 import random
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer
+from amp_course.checking import Case, Exercise, Mistake, Results, Wrong, call_answer
 from amp_course.checking.differences import alike, describe, show_value
 from amp_course.checking.judging import REMEMBERS, Judge
 from amp_course.checking.reading import read_bool, read_dict, read_integer, read_number, read_pair, read_tensor
@@ -20,11 +20,11 @@ def right(x: float, y: float) -> float:
     return total
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     for x, y in ((1.0, 2.0), (draw.uniform(3, 4), 0.0)):
         case = f"for x = {show_value(x)}"
         got = read_number(call_answer(answer, case, x, y), case)
-        yield Turn(case, {"the sign": got > 0, "the sum": got}, {"x": x})
+        yield Case(case, {"the sign": got > 0, "the sum": got}, {"x": x})
 
 
 MISTAKES = [
@@ -33,10 +33,10 @@ MISTAKES = [
     Mistake("negative", "the sign is wrong {case}", lambda x, y: -1.0),
     Mistake("raises", "there is nothing to raise", lambda x, y: {}[x]),
 ]
-JUDGE = Judge(right, play, MISTAKES, tolerance=1e-6)
+JUDGE = Judge(right, cases, MISTAKES, tolerance=1e-6)
 
 
-def told(answer: Any) -> Wrong | None:
+def feedback(answer: Any) -> Wrong | None:
     try:
         JUDGE(answer)
     except Wrong as wrong:
@@ -46,24 +46,25 @@ def told(answer: Any) -> Wrong | None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name)
 def test_a_mistake_is_named_whichever_way_it_is_written(mistake: Mistake) -> None:
-    wrong = told(mistake.made_of(right))
+    wrong = feedback(mistake.made_of(right))
     assert wrong is not None and wrong.mistake == mistake.name
 
 
 def test_an_answer_that_does_the_same_in_one_case_only_is_told_what_was_seen() -> None:
-    wrong = told(lambda x, y: x * 2 if x == 1.0 else 7.0)  # as "forgets y" in the first case
+    wrong = feedback(lambda x, y: x * 2 if x == 1.0 else 7.0)  # as "forgets y" in the first case
     assert wrong is not None and wrong.mistake is None
     assert str(wrong) == "for x = 1, the sum is 2, and 6 is right"
 
 
 def test_a_named_mistake_comes_with_its_evidence_and_facts() -> None:
     assert (
-        str(told(lambda x, y: x + y)) == "the sum of 1 and y is to be doubled. For x = 1, the sum is 3, and 6 is right"
+        str(feedback(lambda x, y: x + y))
+        == "the sum of 1 and y is to be doubled. For x = 1, the sum is 3, and 6 is right"
     )
 
 
 def test_the_first_facet_decides_and_later_ones_may_differ() -> None:
-    wrong = told(lambda x, y: -5.0)  # the sign is that of "negative", the sum is not
+    wrong = feedback(lambda x, y: -5.0)  # the sign is that of "negative", the sum is not
     assert wrong is not None and wrong.mistake == "negative"
     assert str(wrong).startswith("the sign is wrong for x = 1. ")
 
@@ -72,19 +73,19 @@ def test_what_is_raised_is_named_only_with_the_same_exception() -> None:
     def otherwise(x: float, y: float) -> float:
         raise ValueError("no")
 
-    wrong = told(otherwise)
+    wrong = feedback(otherwise)
     assert wrong is not None and wrong.mistake is None
     assert "ValueError (no)" in str(wrong) and "This happened for x = 1" in str(wrong)
 
 
 def test_a_wrong_result_before_an_exception_decides() -> None:
-    wrong = told(lambda x, y: 5.0 if x == 1.0 else {}[x])
+    wrong = feedback(lambda x, y: 5.0 if x == 1.0 else {}[x])
     assert wrong is not None and str(wrong) == "for x = 1, the sum is 5, and 6 is right"
 
 
 def test_what_is_no_number_is_refused_in_words() -> None:
     said = "your function returned None for x = 1, not a number: does every path through it end with a `return`?"
-    assert str(told(lambda x, y: None)) == said
+    assert str(feedback(lambda x, y: None)) == said
 
 
 def test_right_answers_of_any_kind_pass() -> None:
@@ -96,14 +97,14 @@ def test_right_answers_of_any_kind_pass() -> None:
             return 2 * (y + x)
 
     for answer in (right, Adder(), Adder().method, functools.partial(right), lambda x, y: (x + y) * 2):
-        assert told(answer) is None
+        assert feedback(answer) is None
 
 
 def test_clues_tell_mistakes_apart() -> None:
-    def watched(answer: Any, draw: random.Random) -> Iterator[Turn]:
+    def watched(answer: Any, draw: random.Random) -> Iterator[Case]:
         calls: list[int] = []
         got = answer(calls)
-        yield Turn("", {"the result": got}, clues={"calls": len(calls)})
+        yield Case("", {"the result": got}, evidence={"calls": len(calls)})
 
     one = Mistake("asks once", "once", lambda calls: calls.append(1) or 0)
     two = Mistake("asks twice", "twice", lambda calls: calls.extend([1, 1]) or 0)
@@ -134,7 +135,7 @@ def test_what_an_answer_leaves_behind_reaches_neither_the_right_code_nor_mistake
         return x + y
 
     before = torch.get_default_dtype()
-    wrong = told(leaves)
+    wrong = feedback(leaves)
     assert wrong is not None and wrong.mistake == "does not double"
     assert torch.get_default_dtype() is before
 
@@ -168,24 +169,24 @@ class UsedUp:
     ],
 )
 def test_an_answer_that_remembers_an_earlier_call_is_told_so(answer: Any, seen: str) -> None:
-    wrong = told(answer)
+    wrong = feedback(answer)
     assert wrong is not None and wrong.mistake == REMEMBERS
     assert str(wrong).startswith("your code gives another result when the check repeats its first case")
     assert str(wrong).endswith(seen)
 
 
 def test_a_result_that_is_kept_from_an_earlier_case_is_told_so() -> None:
-    wrong = told(lambda x, y, kept={}: kept.setdefault("sum", 2 * (x + y)))
+    wrong = feedback(lambda x, y, kept={}: kept.setdefault("sum", 2 * (x + y)))
     assert wrong is not None and wrong.mistake is None
     assert str(wrong).endswith(
         "is right. You returned the same for x = 1: does your code leave an argument "
         "out, or keep something from an earlier call?"
     )
-    assert "You returned the same" not in str(told(lambda x, y: 6.0 if x == 1 else 5.0))
+    assert "You returned the same" not in str(feedback(lambda x, y: 6.0 if x == 1 else 5.0))
 
 
 def test_a_known_mistake_keeps_its_name_only_if_the_last_case_is_as_wrong_as_the_first() -> None:
-    wrong = told(lambda x, y, calls=[]: calls.append(x) or (x if len(calls) < 3 else 0.0) * 2)
+    wrong = feedback(lambda x, y, calls=[]: calls.append(x) or (x if len(calls) < 3 else 0.0) * 2)
     assert wrong is not None and wrong.mistake == REMEMBERS
 
 
@@ -194,16 +195,16 @@ def test_what_an_answer_prints_in_the_first_case_is_seen_once(capsys: Any) -> No
         print("x is", x)
         return right(x, y)
 
-    assert told(prints) is None
+    assert feedback(prints) is None
     assert capsys.readouterr().out.count("x is 1.0") == 1
 
 
 def test_what_another_process_answers_is_not_asked_again() -> None:
-    def far(answer: Any, draw: random.Random) -> Iterator[Turn]:
-        yield Turn("", {"it": answer()}, elsewhere=True)
+    def far(answer: Any, draw: random.Random) -> Iterator[Case]:
+        yield Case("", {"it": answer()}, elsewhere=True)
 
     judge = Judge(lambda: 1, far, [])
-    assert [turn.again for turn in judge.turns(judge.right, 0)] == [False]
+    assert [turn.again for turn in judge.run(judge.right, 0)] == [False]
 
 
 def test_a_right_answer_that_raises_is_the_courses_fault() -> None:
@@ -211,19 +212,19 @@ def test_a_right_answer_that_raises_is_the_courses_fault() -> None:
         raise KeyError(x)
 
     with pytest.raises(RuntimeError, match="own answer fails"):
-        Judge(broken, play, [])(broken)
+        Judge(broken, cases, [])(broken)
 
 
 def test_all_that_is_random_is_the_same_for_answer_and_right_code() -> None:
-    def by_chance(answer: Any, draw: random.Random) -> Iterator[Turn]:
-        yield Turn("", {"the draw": (draw.random(), torch.rand(()).item(), answer())})
+    def by_chance(answer: Any, draw: random.Random) -> Iterator[Case]:
+        yield Case("", {"the draw": (draw.random(), torch.rand(()).item(), answer())})
 
     Judge(lambda: torch.rand(()).item(), by_chance, [])(lambda: torch.rand(()).item())
 
 
 def test_an_exercise_tells_the_name_of_the_mistake(make: Any) -> None:
     exercise: Exercise = make(name="sum_doubled")
-    exercise.judge_by(right=right, play=play, mistakes=MISTAKES, tolerance=1e-6)
+    exercise.judge_by(right=right, cases=cases, mistakes=MISTAKES, tolerance=1e-6)
     outcome = exercise.check(lambda x, y: x * 2)
     assert (
         outcome.state == "not yet"
@@ -323,15 +324,15 @@ def test_what_is_something_else_is_refused(read: Any, got: Any, words: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("facet", "verb"),
+    ("output", "verb"),
     [
         ("the weights after the step", "are"), ("the loss", "is"), ("the list of losses", "is"), ("`bias`", "is"),
         ("the norm of all gradients", "is"), ("what `step` returns", "is"), ("the masters' gradients", "are"),
         ("your answer about activations", "is"),
     ],
 )  # fmt: skip
-def test_a_message_agrees_in_number(facet: str, verb: str) -> None:
-    assert describe(facet, 1, 2, show_value) == f"{facet} {verb} 2, and 1 is right"
+def test_a_message_agrees_in_number(output: str, verb: str) -> None:
+    assert describe(output, 1, 2, show_value) == f"{output} {verb} 2, and 1 is right"
 
 
 def test_who_returned_it_and_when_is_said() -> None:

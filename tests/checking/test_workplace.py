@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from amp_course.checking.workplace import workplace
-from tests.checking.test_judging import right, told
+from tests.checking.test_judging import feedback, right
 
 
 def writes(x: float, y: float) -> float:
@@ -40,7 +40,7 @@ def test_files_and_folders_of_an_answer_are_gone(answer: Any, tmp_path: Path, mo
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    assert told(answer) is None
+    assert feedback(answer) is None
     assert Path.cwd() == tmp_path
     assert [*tmp_path.rglob("*")] == [tmp_path / "temporary"]
 
@@ -54,7 +54,7 @@ def test_a_folder_that_is_gone_stops_no_check(tmp_path: Path, monkeypatch: pytes
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert told(right) is None
+    assert feedback(right) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_folder_that_is_gone_stops_no_check(tmp_path: Path, monkeypatch: pytes
 )
 def test_an_answer_that_reads_what_is_typed_is_told_so(read: Callable[[], Any]) -> None:
     was = sys.stdin, input
-    wrong = told(lambda x, y: read())
+    wrong = feedback(lambda x, y: read())
     assert "EOFError (nobody types while a check runs)" in str(wrong)
     assert "take what you need from the arguments" in str(wrong)
     assert (sys.stdin, input) == was
@@ -82,5 +82,5 @@ def test_modules_of_the_learner_can_be_imported(tmp_path: Path, monkeypatch: pyt
 
         return double * (x + y)
 
-    assert told(imports) is None
+    assert feedback(imports) is None
     assert sys.path is path and path[0] == ""

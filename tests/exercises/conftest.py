@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from amp_course.checking import Mistake
-from amp_course.checking.judging import Judge, Turn
-from amp_course.distributed.ranks import turns_on_ranks
+from amp_course.checking.judging import Case, Judge
+from amp_course.distributed.ranks import cases_on_ranks
 
-_PLAYED: dict[tuple[int, str, int], list[Turn]] = {}  # (judge, mistake or "" for the right answer, seed) → its turns
+_PLAYED: dict[tuple[int, str, int], list[Case]] = {}  # (judge, mistake or "" for the right answer, seed) → its cases
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks choose
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for place, item in zip(places, together, strict=True):
         items[place] = item
         plays_many = "whatever_is_drawn" in item.name or "told_nothing_false" in item.name
-        if plays_many and turns_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.play)).values():
+        if plays_many and cases_on_ranks in vars(inspect.getmodule(exercise_of(item).judge.cases)).values():
             item.add_marker(pytest.mark.slow)
 
 
@@ -35,26 +35,26 @@ def exercise_of(item: pytest.Item) -> Any:
 @pytest.fixture
 def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that lets all checks from now on draw by a seed; at first it is 0."""
-    turns, turns_of_mistake = Judge.turns, Judge.turns_of_mistake
+    run, run_mistake = Judge.run, Judge.run_mistake
 
-    def remembered(self: Judge, answer: Any, seed: int) -> list[Turn]:
+    def remembered(self: Judge, answer: Any, seed: int) -> list[Case]:
         if answer is not self.right:
-            return turns(self, answer, seed)
+            return run(self, answer, seed)
         key = id(self), "", seed
         if key not in _PLAYED:
-            _PLAYED[key] = turns(self, answer, seed)
+            _PLAYED[key] = run(self, answer, seed)
         return _PLAYED[key]
 
-    def remembered_of_mistake(self: Judge, mistake: Mistake, seed: int) -> Generator[Turn]:
+    def remembered_of_mistake(self: Judge, mistake: Mistake, seed: int) -> Generator[Case]:
         key = id(self), mistake.name, seed
         if key not in _PLAYED:
-            _PLAYED[key] = list(turns_of_mistake(self, mistake, seed))
+            _PLAYED[key] = list(run_mistake(self, mistake, seed))
         yield from _PLAYED[key]
 
     def draw(seed: int) -> None:
         monkeypatch.setattr("secrets.randbits", lambda bits: seed)
 
-    monkeypatch.setattr(Judge, "turns", remembered)
-    monkeypatch.setattr(Judge, "turns_of_mistake", remembered_of_mistake)
+    monkeypatch.setattr(Judge, "run", remembered)
+    monkeypatch.setattr(Judge, "run_mistake", remembered_of_mistake)
     draw(0)
     return draw

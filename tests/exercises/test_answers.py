@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amp_course.checking import Exercise, Mistake
-from amp_course.checking.judging import Judge, Turn
+from amp_course.checking.judging import Case, Judge
 from amp_course.course import available
 from tests.conftest import DIAGNOSIS
 
@@ -49,17 +49,17 @@ def judge_of(exercise: Exercise) -> Judge:
 @each_exercise
 def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, seed: int, record_property: Any) -> None:
     judge = judge_of(exercise)
-    right = judge.turns(judge.right, seed)
+    right = judge.run(judge.right, seed)
 
-    def played(mistake: Mistake) -> Generator[Turn]:
-        yield from judge.turns_of_mistake(mistake, seed)
+    def played(mistake: Mistake) -> Generator[Case]:
+        yield from judge.run_mistake(mistake, seed)
 
     assert judge.explain(right, right, played) is None
     if right[-1].again:  # the first case, played once more at the end
         assert judge.explain(right[-1:], right[:1], played) is None
     for mistake in exercise.mistakes:
         # The later draws as in a check, which plays the answer on its own: in another folder, at another time
-        mine = judge.turns(mistake.made_of(judge.right), seed) if seed else list(played(mistake))
+        mine = judge.run(mistake.made_of(judge.right), seed) if seed else list(played(mistake))
         wrong = judge.explain(mine, right, played)
         assert wrong is not None and wrong.mistake == mistake.name, f"{mistake.name!r}: {wrong}"
         if seed == 0:
@@ -117,7 +117,7 @@ def test_enough_answers_are_kept(exercise: Exercise) -> None:
 
 @each_exercise
 def test_demands_of_the_card_are_tested(exercise: Exercise) -> None:
-    demands = [mistake.breaks for mistake in exercise.mistakes if mistake.breaks]
+    demands = [mistake.violates for mistake in exercise.mistakes if mistake.violates]
     assert demands, "no mistake says which words of the card it goes against"
     for words in demands:
         assert words in exercise.task, words
@@ -159,4 +159,4 @@ def test_blank_is_not_attempted(exercise: Exercise) -> None:
 def test_file_and_object_bear_one_name(exercise: Exercise) -> None:
     module = importlib.import_module(f"amp_course.{exercise.chapter}.exercises")
     assert getattr(module, exercise.name) is exercise
-    assert inspect.getsourcefile(judge_of(exercise).play).endswith(f"{exercise.chapter}/exercises/{exercise.name}.py")
+    assert inspect.getsourcefile(judge_of(exercise).cases).endswith(f"{exercise.chapter}/exercises/{exercise.name}.py")

@@ -47,10 +47,10 @@ def test_what_was_right_once_is_wrong_on_another_draw():
         kept.append(judge.right(*arguments))
         return kept[-1]
 
-    judge.turns(recorded, seed=0)
+    judge.run(recorded, seed=0)
     replay = iter(kept)
-    mine = judge.turns(lambda *arguments: next(replay), seed=1)
-    assert judge.explain(mine, judge.turns(judge.right, seed=1), lambda mistake: (turn for turn in ())) is not None
+    mine = judge.run(lambda *arguments: next(replay), seed=1)
+    assert judge.explain(mine, judge.run(judge.right, seed=1), lambda mistake: (turn for turn in ())) is not None
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])

@@ -27,7 +27,7 @@ def step(scene: Scene, number: int, *, inside: bool = False) -> None:
         scene.scaler.update()
 
 
-def test_what_a_step_did_is_told_as_facets() -> None:
+def test_what_a_step_did_is_told_as_outputs() -> None:
     scene = Scene(random.Random(1), 2, overflow_at=(1,), scaler={"init_scale": 256.0})
     inputs, targets = scene.batches[0]
     before = scene.weights()
@@ -36,15 +36,15 @@ def test_what_a_step_did_is_told_as_facets() -> None:
     want = flat(torch.autograd.grad(loss * 256, list(scene.model.parameters()))) / 256
     with scene.watch() as update:
         step(scene, 0)
-    facets = scene.facets(update)
-    assert facets["the dtype of the weights"] == "float32"
-    assert facets["the dtype that the first layer computes in"] == "float16"
-    assert facets["the dtype that the loss is computed in"] == "float32"
-    assert facets["the number of backward passes inside the autocast region"] == 0
-    assert facets["the number of optimizer steps"] == 1
-    torch.testing.assert_close(facets["the gradient at the step"], [want])
-    torch.testing.assert_close(facets["the weights after the step"], before - 0.1 * want)
-    assert facets["the loss scale after the step"] == 256.0
+    outputs = scene.outputs(update)
+    assert outputs["the dtype of the weights"] == "float32"
+    assert outputs["the dtype that the first layer computes in"] == "float16"
+    assert outputs["the dtype that the loss is computed in"] == "float32"
+    assert outputs["the number of backward passes inside the autocast region"] == 0
+    assert outputs["the number of optimizer steps"] == 1
+    torch.testing.assert_close(outputs["the gradient at the step"], [want])
+    torch.testing.assert_close(outputs["the weights after the step"], before - 0.1 * want)
+    assert outputs["the loss scale after the step"] == 256.0
 
 
 def test_a_step_that_overflows_is_skipped() -> None:
@@ -52,17 +52,17 @@ def test_a_step_that_overflows_is_skipped() -> None:
     before = scene.weights()
     with scene.watch() as update:
         step(scene, 1)
-    facets = scene.facets(update)
-    assert facets["the number of optimizer steps"] == 0 and facets["the loss scale after the step"] == 128.0
-    assert torch.equal(facets["the weights after the step"], before)
+    outputs = scene.outputs(update)
+    assert outputs["the number of optimizer steps"] == 0 and outputs["the loss scale after the step"] == 128.0
+    assert torch.equal(outputs["the weights after the step"], before)
 
 
 def test_backward_inside_the_region_is_counted() -> None:
     scene = Scene(random.Random(1), 1)
     with scene.watch() as update:
         step(scene, 0, inside=True)
-    assert scene.facets(update)["the number of backward passes inside the autocast region"] == 1
-    assert "the loss scale after the step" not in scene.facets(update)
+    assert scene.outputs(update)["the number of backward passes inside the autocast region"] == 1
+    assert "the loss scale after the step" not in scene.outputs(update)
 
 
 def test_two_scenes_of_one_draw_are_alike() -> None:
@@ -79,4 +79,4 @@ def test_an_exception_carries_the_clues_of_its_step() -> None:
 
     with pytest.raises(Failed) as caught, scene.watch():
         call_answer(raises, "at step 1")
-    assert str(caught.value) == "at step 1" and len(caught.value.clues["arrived"]) == 1
+    assert str(caught.value) == "at step 1" and len(caught.value.evidence["arrived"]) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, alike, call_answer, read_number, show_value
+from amp_course.checking import Case, Exercise, Failed, Mistake, Wrong, alike, call_answer, read_number, show_value
 from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.records import Region
 from amp_course.watching.scene import Scene
@@ -45,7 +45,7 @@ def right(model: Any, batches: Any, loss_fn: Any, optimizer: Any) -> Any:
     return losses
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Three steps, in one call; one layer is in eval mode."""
     scene, values, inside, before = Scene(draw, 3), list[float](), list[bool](), list[tuple[int, int]]()
     where, modes, dtypes, model = list[str](), list[list[bool]](), list[str](), scene.model
@@ -67,36 +67,36 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         got = call_answer(answer, "", model, (batch for batch in scene.batches), loss_fn, scene.optimizer)
     if not values:
         raise Wrong("`loss_fn` never ran: does your function `yield`, or were the batches used up before the loop?")
-    facets = {**scene.facets(update), "the number of backward passes inside the autocast region": sum(inside)}
-    gradients, weights = facets.pop("the gradient at the step"), facets.pop("the weights after the step")
-    facets[LAYER] = re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", facets[LAYER])
-    facets["where the loss is computed"] = " and ".join(sorted(set(where)))
-    facets["the number of forward passes"] = len(scene.layer_dtypes)
-    facets["the number of losses computed before the first step"] = before[0][0] if before else 0
-    facets["the dtype of the inputs that the model gets"] = " and ".join(sorted(set(dtypes)))
-    facets["`training` of the model and its layers"] = next((mode for mode in modes if mode != found), found)
-    facets["`training` of the model and its layers after the call"] = [one.training for one in model.modules()]
-    facets["what the model has after the call"] = sorted(set(vars(model)) - names) or "nothing new"
-    clues = {"losses": values, "regions": bool([*update.of(Region)]), "passes before": before[:1]}
-    yield Turn("in three steps", facets, {}, clues)
+    outputs = {**scene.outputs(update), "the number of backward passes inside the autocast region": sum(inside)}
+    gradients, weights = outputs.pop("the gradient at the step"), outputs.pop("the weights after the step")
+    outputs[LAYER] = re.sub("(.*) and (.*)", r"\1 in some steps and \2 in others", outputs[LAYER])
+    outputs["where the loss is computed"] = " and ".join(sorted(set(where)))
+    outputs["the number of forward passes"] = len(scene.layer_dtypes)
+    outputs["the number of losses computed before the first step"] = before[0][0] if before else 0
+    outputs["the dtype of the inputs that the model gets"] = " and ".join(sorted(set(dtypes)))
+    outputs["`training` of the model and its layers"] = next((mode for mode in modes if mode != found), found)
+    outputs["`training` of the model and its layers after the call"] = [one.training for one in model.modules()]
+    outputs["what the model has after the call"] = sorted(set(vars(model)) - names) or "nothing new"
+    evidence = {"losses": values, "regions": bool([*update.of(Region)]), "passes before": before[:1]}
+    yield Case("in three steps", outputs, {}, evidence)
     for number, gradient in enumerate(gradients):
-        yield Turn(f"at step {number + 1}", {"the gradient": gradient})
-    yield Turn("after three steps", {"the weights": weights})
+        yield Case(f"at step {number + 1}", {"the gradient": gradient})
+    yield Case("after three steps", {"the weights": weights})
     if not isinstance(got, Iterable) or isinstance(got, Iterator):
         raise Wrong("your function has to return a list of losses, one for each batch")
     losses = list(got)
     kinds = {type(loss).__name__ for loss in losses if not isinstance(loss, numbers.Real)}
-    yield Turn("", {"the items of the list": " and ".join(sorted(kinds)) or "float"})
+    yield Case("", {"the items of the list": " and ".join(sorted(kinds)) or "float"})
     read = [read_number(loss, subject="your list holds") for loss in losses]
     short = read != values and all(loss == round(loss, 6) for loss in read)
     rounded = alike(read, values, 0.01) and (short or not alike(read, values, 1e-5))
     again = call_answer(answer, "at a second call", model, scene.batches[:1], scene.loss_fn, scene.optimizer)
-    yield Turn("", {"the digits of the losses": rounded, EARLIER: alike(list(again)[-4:-1], read[-3:])})
-    yield Turn("after three steps", {"the list of losses": read})
+    yield Case("", {"the digits of the losses": rounded, EARLIER: alike(list(again)[-4:-1], read[-3:])})
+    yield Case("after three steps", {"the list of losses": read})
     taken, batch = len(before), (scene.batches[0][0] * float("inf"), scene.batches[0][1])
     with suppress(Failed):  # an assert is fine
         lost = call_answer(answer, "", model, [batch], scene.loss_fn, scene.optimizer)
-        yield Turn("for a loss of NaN", {"the numbers of losses and steps": [len(list(lost)), len(before) - taken]})
+        yield Case("for a loss of NaN", {"the numbers of losses and steps": [len(list(lost)), len(before) - taken]})
 
 
 EARLIER, LAYER = "whether the list holds the losses of an earlier call", "the dtype that the first layer computes in"
@@ -112,40 +112,42 @@ WIDE = {
 STALE = "from step 2 on, forward uses the weights of step 1: autocast's copies live until the outermost region ends"
 
 end_region.judge_by(
-    right=right, play=play, tolerance=2e-3, show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
+    right=right, cases=cases, tolerance=2e-3, show=lambda one: f"{one:.4g}" if isinstance(one, float) else show_value(one),
     said={EARLIER: "your list still holds the losses of an earlier call: make a new list in each (a default is made only once)",
           "the digits of the losses": "the losses that you return are rounded: keep all the digits of `loss.item()`",
           "the items of the list": "your list holds values of type {got}: keep `loss.item()`, a float without a graph"},
     mistakes=[
         Mistake("the given loop", edits=WIDE,
-                told=f"`backward()` runs inside the region, and {STALE}. Leave no region open around the loop"),
-        Mistake("backward inside", breaks="backward does not", edits={BACKWARD: f"{BF16}\n    {BACKWARD}"},
-                told="`backward()` runs in the region, which lowers what an island kept in float32: end the region before it"),
-        Mistake("one region around all steps", breaks="every step uses the weights that the previous step left",
+                feedback=f"`backward()` runs inside the region, and {STALE}. Leave no region open around the loop"),
+        Mistake("backward inside", violates="backward does not", edits={BACKWARD: f"{BF16}\n    {BACKWARD}"},
+                feedback="`backward()` runs in the region, which lowers what an island kept in float32: end the region before "
+                         "it"),
+        Mistake("one region around all steps", violates="every step uses the weights that the previous step left",
                 edits=WIDE | {BACKWARD: f"{OFF}\n    {BACKWARD}"},
-                told=f"{STALE}. Leave no region open around the loop: open one for each step, inside it"),
+                feedback=f"{STALE}. Leave no region open around the loop: open one for each step, inside it"),
         Mistake("no region", edits={REGION: "if True:"},
-                told="forward runs outside of autocast, in float32: put the model's call and the loss into the region"),
+                feedback="forward runs outside of autocast, in float32: put the model's call and the loss into the region"),
         Mistake("a region that is off", edits={REGION: OFF},
-                told="autocast is off in forward: is the region around it, enabled, and for the CPU (`inputs.device.type`)?"),
-        Mistake("an fp16 region", breaks="one bf16 region", edits={REGION: REGION.replace("bfloat", "float")},
-                told="the region is in fp16, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`"),
+                feedback="autocast is off in forward: is the region around it, enabled, and for the CPU (`inputs.device.type`)?"),
+        Mistake("an fp16 region", violates="one bf16 region", edits={REGION: REGION.replace("bfloat", "float")},
+                feedback="the region is in fp16, and fp16 gradients need a scaler: use `dtype=torch.bfloat16`"),
         Mistake("loss outside", edits={LOSS: f"{OFF}\n    {LOSS}"},
-                told="the loss is computed outside of the region, in 16 bits. Inside, autocast runs it in float32"),
-        Mistake("float and loss outside", breaks="forward and loss run under autocast",
+                feedback="the loss is computed outside of the region, in 16 bits. Inside, autocast runs it in float32"),
+        Mistake("float and loss outside", violates="forward and loss run under autocast",
                 edits={LOSS: f"{OFF}\n    loss = loss_fn(outputs.float(), targets)"},
-                told="the loss is computed where autocast is off: put `loss_fn` into the region, and leave all casts to it"),
-        Mistake("eval mode", breaks="all else stays as it is", edits={LOOP: f"model.eval()\n{LOOP}"},
-                told="all layers are put into eval mode, without dropout: leave the modes to the caller"),
+                feedback="the loss is computed where autocast is off: put `loss_fn` into the region, and leave all casts to it"),
+        Mistake("eval mode", violates="all else stays as it is", edits={LOOP: f"model.eval()\n{LOOP}"},
+                feedback="all layers are put into eval mode, without dropout: leave the modes to the caller"),
         Mistake("train mode", edits={LOOP: f"model.train()\n{LOOP}"},
-                told="all layers are put into train mode, even one that was in eval mode: leave the modes to the caller"),
-        Mistake("needs a list", breaks="may be a generator", edits={"losses = []": "losses, number = [], len(batches)"},
-                told="a generator has no length and no indices: write `for inputs, targets in batches:`"),
+                feedback="all layers are put into train mode, even one that was in eval mode: leave the modes to the caller"),
+        Mistake("needs a list", violates="may be a generator", edits={"losses = []": "losses, number = [], len(batches)"},
+                feedback="a generator has no length and no indices: write `for inputs, targets in batches:`"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="gradients stay from step to step, and add up: call `optimizer.zero_grad()` in the loop, for each batch"),
+                feedback="gradients stay from step to step, and add up: call `optimizer.zero_grad()` in the loop, for each "
+                         "batch"),
         Mistake("clears before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}"},
-                told="the gradients are cleared between `backward()` and the step, which then has nothing to apply"),
-        Mistake("returns in the loop", breaks="one for each batch", edits={KEEP: f"{KEEP}\nreturn losses"},
-                told="the function returns after the first batch: move `return losses` out of the `for` loop"),
+                feedback="the gradients are cleared between `backward()` and the step, which then has nothing to apply"),
+        Mistake("returns in the loop", violates="one for each batch", edits={KEEP: f"{KEEP}\nreturn losses"},
+                feedback="the function returns after the first batch: move `return losses` out of the `for` loop"),
     ],
 )  # fmt: skip

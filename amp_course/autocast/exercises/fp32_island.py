@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
 from amp_course.kit.dtypes import dtype_name
 
 fp32_island = Exercise(
@@ -41,7 +41,7 @@ def right(x: Any, weight: Any) -> Any:
         return (x * scale) @ weight.T
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Fixed tokens in every region and dtype, a token of zeros, drawn ones, and tokens that have too few features."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for region, dtype in itertools.product((BF16, FP16, None), (torch.float32, FP16, BF16)):
@@ -54,10 +54,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         out = "an exception"
         with contextlib.suppress(Exception):
             out = f"a {type(answer(torch.ones(2, 3), WEIGHT)).__name__}"
-        yield Turn("for x with too few features, where the matmul raises", {STATE: _state(), "the outcome": out})
+        yield Case("for x with too few features, where the matmul raises", {STATE: _state(), "the outcome": out})
 
 
-def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.dtype | None) -> Turn:
+def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.dtype | None) -> Case:
     of = f" for {dtype_name(values.dtype)} x"
     x, weight = values.clone().requires_grad_(), weight.clone().requires_grad_()
     with torch.autocast("cpu", dtype=region or BF16, enabled=region is not None):
@@ -68,9 +68,9 @@ def _turn(answer: Any, case: str, values: Tensor, weight: Tensor, region: torch.
         got.sum().backward()
     # A 16-bit gradient may be rounded in another way, which is no fault.
     grad = x.grad if x.grad is None or x.dtype == torch.float32 else torch.zeros_like(x)
-    facets: dict[str, Any] = {"the caller's x after the call": x.detach(), f"the table of scores{of}": scores}
-    facets |= {f"the gradient of the weight{of}": weight.grad, f"the gradient{of}": grad, STATE: state}
-    return Turn(case, facets, {}, {"gradients": [x.grad is not None, weight.grad is not None]})
+    outputs: dict[str, Any] = {"the caller's x after the call": x.detach(), f"the table of scores{of}": scores}
+    outputs |= {f"the gradient of the weight{of}": weight.grad, f"the gradient{of}": grad, STATE: state}
+    return Case(case, outputs, {}, {"gradients": [x.grad is not None, weight.grad is not None]})
 
 
 def _state() -> str:
@@ -83,34 +83,37 @@ ISLAND, FLOAT = "with torch.autocast(x.device.type, enabled=False):", "x = x.flo
 SCALE, RETURN = "scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)", "return (x * scale) @ weight.T"
 
 fp32_island.judge_by(
-    right=right, play=play, tolerance=1e-3, mistakes=[
-        Mistake("no .float()", breaks="for x in float32, bf16 and fp16", edits={FLOAT: "pass"},
-                told="16-bit x meets the float32 weight, and the matmul raises: cast bf16 and fp16, by `x.float()`"),
-        Mistake("no .float() outside of autocast", breaks="in a region of either dtype or in none",
+    right=right, cases=cases, tolerance=1e-3, mistakes=[
+        Mistake("no .float()", violates="for x in float32, bf16 and fp16", edits={FLOAT: "pass"},
+                feedback="16-bit x meets the float32 weight, and the matmul raises: cast bf16 and fp16, by `x.float()`"),
+        Mistake("no .float() outside of autocast", violates="in a region of either dtype or in none",
                 edits={ISLAND: f"{ISLAND[:-1]} as region:", FLOAT: "x = x.float() if region.prev else x"},
-                told="16-bit x is cast in a region only: outside of autocast, the matmul raises. `x.float()` belongs there too"),
-        Mistake("no enabled=False", breaks="compute its scores in float32 wherever it is called", edits={ISLAND: "if True:"},
-                told="autocast lowers the matmul, which has to run in a block with `enabled=False`, for the device type of x"),
+                feedback="16-bit x is cast in a region only: outside of autocast, the matmul raises. `x.float()` belongs there "
+                         "too"),
+        Mistake("no enabled=False", violates="compute its scores in float32 wherever it is called", edits={ISLAND: "if True:"},
+                feedback="autocast lowers the matmul, which has to run in a block with `enabled=False`, for the device type of "
+                         "x"),
         Mistake("no enabled=False, and the result cast", edits={ISLAND: "if True:", RETURN: f"return ({RETURN[7:]}).float()"},
-                told="x is float32, but autocast still lowers the matmul, and casting its result brings nothing back. "
+                feedback="x is float32, but autocast still lowers the matmul, and casting its result brings nothing back. "
                 "The matmul has to run in a block with `enabled=False`, for the device type of x"),
         Mistake("casts the result only", edits={ISLAND: "if True:", FLOAT: "pass", RETURN: f"return ({RETURN[7:]}).float()"},
-                told="the matmul ran in 16 bits, and a cast result is as coarse. Cast x first, and switch autocast off"),
+                feedback="the matmul ran in 16 bits, and a cast result is as coarse. Cast x first, and switch autocast off"),
         Mistake(".float() after the squares", edits={FLOAT: "pass", RETURN: "return (x.float() * scale.float()) @ weight.T"},
-                told="the squares were computed in 16 bits, where they lose digits or overflow: put `.float()` first"),
-        Mistake("returns the dtype of x", breaks="It returns float32",
+                feedback="the squares were computed in 16 bits, where they lose digits or overflow: put `.float()` first"),
+        Mistake("returns the dtype of x", violates="It returns float32",
                 edits={FLOAT: f"dtype = x.dtype\n{FLOAT}", RETURN: f"return ({RETURN[7:]}).to(dtype)"},
-                told="the scores are cast back to the dtype of x. Leave them in float32: a softmax follows"),
-        Mistake("detaches x", breaks="gradients reach x and weight", edits={FLOAT: "x = x.detach().float()"},
-                told="no gradient reaches x: `.float()` alone keeps the graph, `.data` and `.detach()` cut it"),
+                feedback="the scores are cast back to the dtype of x. Leave them in float32: a softmax follows"),
+        Mistake("detaches x", violates="gradients reach x and weight", edits={FLOAT: "x = x.detach().float()"},
+                feedback="no gradient reaches x: `.float()` alone keeps the graph, `.data` and `.detach()` cut it"),
         Mistake("no_grad", edits={ISLAND: f"with torch.no_grad(), {ISLAND[5:]}"},
-                told="no gradient reaches x or the weight: an island switches autocast off, and autograd stays on"),
-        Mistake("leaves autocast off", breaks="autocast is unchanged after it",
+                feedback="no gradient reaches x or the weight: an island switches autocast off, and autograd stays on"),
+        Mistake("leaves autocast off", violates="autocast is unchanged after it",
                 edits={ISLAND: "torch.set_autocast_enabled(x.device.type, False)\nif True:"},
-                told="autocast is still off after the call, for the rest of the model. A `with` block switches it back on"),
-        Mistake("off after an exception", breaks="even if it raises", edits={
+                feedback="autocast is still off after the call, for the rest of the model. A `with` block switches it back on"),
+        Mistake("off after an exception", violates="even if it raises", edits={
                 ISLAND: "was = torch.is_autocast_enabled('cpu')\ntorch.set_autocast_enabled('cpu', False)\nif True:",
                 RETURN: f"scores = {RETURN[7:]}\ntorch.set_autocast_enabled('cpu', was)\nreturn scores"},
-                told="an exception leaves autocast changed, as nothing restores it then: a `with` block or `try … finally` does"),
+                feedback="an exception leaves autocast changed, as nothing restores it then: a `with` block or `try … finally` "
+                         "does"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_m
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, alike, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, alike, call_answer, read_tensor
 from amp_course.kit.dtypes import dtype_name
 
 mini_autocast = Exercise(
@@ -130,7 +130,7 @@ def _left_on(depth: int) -> int:
     return len([_pop_mode() for _ in range(_len_torch_function_stack() - depth)])
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Ops one by one, in regions of two dtypes and of other lists; then many uses in one region, and what is there after it."""
     numbers = [draw.choice((-1.0, 1.0, 2.0)) * (number % 7 - 3) for number in range(16)]  # whole: sums are exact
     for dtype, lists, lines, where in REGIONS:
@@ -145,7 +145,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 got = call_answer(eval, case, line, {"torch": torch, "F": F, **names})
             left_on, result = _left_on(depth), read_tensor(got, case, subject="the op returned")
             changed = next((f"`{name}`" for name in names if not alike(names[name], before[name])), "nothing")
-            yield Turn(case, {
+            yield Case(case, {
                 "what was changed": changed, "the dtype of the result": dtype_name(result.dtype),
                 "the norm of the result": result.double().norm().item(), LEFT_ON: left_on,
             }, {}, {"switched on": on > 0, "overflowed": not result.isfinite().all()})  # fmt: skip
@@ -164,7 +164,7 @@ def _names(numbers: list[float], dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Turn]:
+def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Case]:
     """Use weights and other tensors in a region, step the optimizer, and use a weight in other regions."""
     ones, x, leaf, bias = torch.ones(4, 4), matrix.clone(), (matrix * 2).requires_grad_(), nn.Parameter(matrix[1] + 3)
     weight, first, frozen = nn.Parameter(matrix.T + 1), nn.Parameter(matrix - 1), nn.Parameter(matrix + 2, False)
@@ -192,16 +192,16 @@ def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Turn
         gc.collect(1)  # they may be in a cycle
     kept = sum(copy() is not None for copy in copies.made)
     for number, ((line, words, cached), output) in enumerate(zip(USES, outputs, strict=True)):
-        facets: dict[str, Any] = {"the output": output.detach()}
+        compared: dict[str, Any] = {"the output": output.detach()}
         if cached:
-            facets["the number of times that the weight is cast again"] = casts[number + 1] - casts[number]
-        yield Turn(f"in one region, for `{line}`{words}", facets)
+            compared["the number of times that the weight is cast again"] = casts[number + 1] - casts[number]
+        yield Case(f"in one region, for `{line}`{words}", compared)
     for name, one in (("the weight of the layer before, behind `hidden`,", first), ("the float16 weight `other`", other),
                       ("a weight that was first used under `no_grad`", weight), ("`leaf`, which is no `nn.Parameter`", leaf),
                       ("`bias`", bias), ("`alias = weight.detach().requires_grad_()`", alias)):  # fmt: skip
         gradient = {f"the gradient of {name}": "None" if one.grad is None else one.grad.clone()}
-        yield Turn("after the region", gradient, {}, {"lost": [first.grad is None, leaf.grad is None]})
-    yield Turn(case, {"the exception that leaves the region": repr(caught), LEFT_ON: left_on})
+        yield Case("after the region", gradient, {}, {"lost": [first.grad is None, leaf.grad is None]})
+    yield Case(case, {"the exception that leaves the region": repr(caught), LEFT_ON: left_on})
     with torch.no_grad():
         weight.add_(1.0)
     step = f"after an {'exception and an ' if error else ''}optimizer step"
@@ -209,8 +209,8 @@ def _region(make: Any, matrix: Tensor, error: Exception | None) -> Iterator[Turn
         with later:
             output = F.linear(x, weight)
         _left_on(depth)
-        yield Turn(f"in {which}, {step}", {"the output": output.detach()})
-    yield Turn(case, {"the number of copies of the weights that are still there": kept})
+        yield Case(f"in {which}, {step}", {"the output": output.detach()})
+    yield Case(case, {"the number of copies of the weights that are still there": kept})
 
 
 LEFT_ON = "the number of modes that are still on after the region"
@@ -224,56 +224,59 @@ KEY, COPY, CAST = "key: Any = (value, dtype)", "self.copies[key] = value.to(dtyp
 LEAVE = "return super().__exit__(*error)"
 
 mini_autocast.judge_by(
-    right=MiniAutocast, play=play, tolerance=5e-4,
+    right=MiniAutocast, cases=cases, tolerance=5e-4,
     said={"what was changed": "an op changes the caller's own {got}: cast a copy of it, and leave it as it is. This is {case}"},
     mistakes=[
         Mistake("kwargs may be None", edits={VALUES: "values = (args, kwargs)"},
-                told="`kwargs` is None where an op has no keyword arguments: write `func(*args, **(kwargs or {{}}))`"),
+                feedback="`kwargs` is None where an op has no keyword arguments: write `func(*args, **(kwargs or {{}}))`"),
         Mistake("casts integers", edits={IS_OTHER: "if not isinstance(value, Tensor):"},
-                told="integer tensors are cast. They are ids, masks and counts: cast float32 and the 16-bit dtypes only"),
+                feedback="integer tensors are cast. They are ids, masks and counts: cast float32 and the 16-bit dtypes only"),
         Mistake("casts float64", edits={IS_OTHER: "if not isinstance(value, Tensor) or not value.is_floating_point():"},
-                told="float64 is cast, and autocast leaves it alone: cast float32 and the 16-bit dtypes only"),
+                feedback="float64 is cast, and autocast leaves it alone: cast float32 and the 16-bit dtypes only"),
         Mistake("casts nothing", edits={IF_LOWER: "if False:", IF_FP32: "elif False:"},
-                told="nothing is cast. Where `func` is on a list, cast its arguments before you call it"),
-        Mistake("no lower list", breaks="their ops run in `dtype`", edits={IF_LOWER: "if False:"},
-                told="an op of the lower list runs in float32: cast its arguments to `dtype`"),
+                feedback="nothing is cast. Where `func` is on a list, cast its arguments before you call it"),
+        Mistake("no lower list", violates="their ops run in `dtype`", edits={IF_LOWER: "if False:"},
+                feedback="an op of the lower list runs in float32: cast its arguments to `dtype`"),
         Mistake("casts the result only", edits={
                 TO_LOWER: f"return self.cast({CALL[7:]}, self.dtype)", TO_FP32: f"return self.cast({CALL[7:]}, torch.float32)"},
-                told="only the result is cast, and the op itself ran in float32. Cast the arguments, then call `func`"),
+                feedback="only the result is cast, and the op itself ran in float32. Cast the arguments, then call `func`"),
         Mistake("forgets keyword arguments", edits={TO_LOWER: f"args = {TO_LOWER[9:-7]}args)\nvalues = args, values[1]"},
-                told="`F.linear(fp32, weight=fp32, bias=row)` raises: cast its keyword arguments too, with `tree_map`"),
+                feedback="`F.linear(fp32, weight=fp32, bias=row)` raises: cast its keyword arguments too, with `tree_map`"),
         Mistake("forgets lists", edits={
                 TO_LOWER: f"values = [self.cast(one, self.dtype) for one in args], {TO_LOWER[9:-7]}values[1])"},
-                told="tensors inside lists and tuples are not cast: `torch.utils._pytree.tree_map` reaches them"),
-        Mistake("no fp32 list", breaks="in float32", edits={IF_FP32: IF_FP32.replace("self.fp32", "()")},
-                told="ops of the fp32 list run in 16 bits: cast their arguments to float32"),
-        Mistake("no widest list", breaks="in the widest dtype among their tensors", edits={IF_FP32: "elif func in self.fp32:"},
-                told="an op of the widest list gets two dtypes, and refuses them: with a float32 tensor, cast all to float32"),
+                feedback="tensors inside lists and tuples are not cast: `torch.utils._pytree.tree_map` reaches them"),
+        Mistake("no fp32 list", violates="in float32", edits={IF_FP32: IF_FP32.replace("self.fp32", "()")},
+                feedback="ops of the fp32 list run in 16 bits: cast their arguments to float32"),
+        Mistake("no widest list", violates="in the widest dtype among their tensors", edits={IF_FP32: "elif func in self.fp32:"},
+                feedback="an op of the widest list gets two dtypes, and refuses them: with a float32 tensor, cast all to "
+                         "float32"),
         Mistake("casts unlisted ops", edits={IF_LOWER: "if func not in self.fp32 | self.widest:"},
-                told="an op on none of the three lists is cast: leave its arguments unchanged"),
-        Mistake("detaches", breaks="gets its gradient", edits={COPY: COPY.replace("value.to", "value.detach().to")},
-                told="weights get no gradient: make their copies with an op that autograd records, `.to(dtype)`"),
+                feedback="an op on none of the three lists is cast: leave its arguments unchanged"),
+        Mistake("detaches", violates="gets its gradient", edits={COPY: COPY.replace("value.to", "value.detach().to")},
+                feedback="weights get no gradient: make their copies with an op that autograd records, `.to(dtype)`"),
         Mistake("detaches activations", edits={CAST: "return value.detach().to(dtype)"},
-                told="layers before get no gradient: cast activations with `.to(dtype)` alone, not detached or under `no_grad`"),
+                feedback="layers before get no gradient: cast activations with `.to(dtype)` alone, not detached or under "
+                         "`no_grad`"),
         Mistake("caches under no_grad", edits={IS_WEIGHT: "if not (value.is_leaf and value.requires_grad):"},
-                told="a copy made under `no_grad` has no graph: keep copies only while `torch.is_grad_enabled()`"),
+                feedback="a copy made under `no_grad` has no graph: keep copies only while `torch.is_grad_enabled()`"),
         Mistake("caches all leaves", edits={IS_WEIGHT: "if not (value.is_leaf and torch.is_grad_enabled()):"},
-                told="an input is a leaf too, but its cached copy goes stale: keep copies of leaves that require grad"),
+                feedback="an input is a leaf too, but its cached copy goes stale: keep copies of leaves that require grad"),
         Mistake("caches activations", edits={IS_WEIGHT: "if not (value.requires_grad and torch.is_grad_enabled()):"},
-                told="an activation is cached too, and its old values are used: keep copies only of leaves that require grad"),
+                feedback="an activation is cached too, and its old values are used: keep copies only of leaves that require "
+                         "grad"),
         Mistake("caches nn.Parameter only", edits={IS_WEIGHT: IS_WEIGHT.replace("is_leaf", "__class__ is nn.Parameter")},
-                told="a leaf that is no `nn.Parameter` is cast at each use: ask for `value.is_leaf and value.requires_grad`"),
+                feedback="a leaf that is no `nn.Parameter` is cast at each use: ask for `value.is_leaf and value.requires_grad`"),
         Mistake("a cache without the dtype", edits={KEY: "key = value"},
-                told="the weight's 16-bit copy is used where float32 is right: the key is `(parameter, dtype)`"),
-        Mistake("casts at each use", breaks="is cast once per region", edits={KEY: "return value.to(dtype)\nkey = 0"},
-                told="the weight is cast at each use: keep the copy of a leaf that requires grad until the region ends"),
-        Mistake("never leaves", breaks="nothing is cast", edits={LEAVE: "return None"},
-                told="the mode is still on after its `with` block: `__exit__` has to call `super().__exit__(*error)`"),
-        Mistake("never clears", breaks="nothing is kept", edits={CLEAR: "pass"},
-                told="the next region uses old weights: the copies outlive their region. Clear them in `__exit__`"),
+                feedback="the weight's 16-bit copy is used where float32 is right: the key is `(parameter, dtype)`"),
+        Mistake("casts at each use", violates="is cast once per region", edits={KEY: "return value.to(dtype)\nkey = 0"},
+                feedback="the weight is cast at each use: keep the copy of a leaf that requires grad until the region ends"),
+        Mistake("never leaves", violates="nothing is cast", edits={LEAVE: "return None"},
+                feedback="the mode is still on after its `with` block: `__exit__` has to call `super().__exit__(*error)`"),
+        Mistake("never clears", violates="nothing is kept", edits={CLEAR: "pass"},
+                feedback="the next region uses old weights: the copies outlive their region. Clear them in `__exit__`"),
         Mistake("swallows exceptions", edits={LEAVE: "super().__exit__(*error)\nreturn True"},
-                told="an exception in the region disappears: a true value from `__exit__` swallows it. Return None"),
-        Mistake("stays on after an exception", breaks="an exception ended it", edits={LEAVE: f"if not error[0]:\n    {LEAVE}"},
-                told="an exception leaves the mode on, for every later cell: `super().__exit__(*error)` belongs there too"),
+                feedback="an exception in the region disappears: a true value from `__exit__` swallows it. Return None"),
+        Mistake("stays on after an exception", violates="an exception ended it", edits={LEAVE: f"if not error[0]:\n    {LEAVE}"},
+                feedback="an exception leaves the mode on, for every later cell: `super().__exit__(*error)` belongs there too"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_dict
+from amp_course.checking import Case, Exercise, Mistake, Wrong, read_dict
 
 predict_dtypes = Exercise(
     chapter="autocast", name="predict_dtypes", number=1, title="Predict twelve results", difficulty=2, importance=4, minutes=10,
@@ -90,13 +90,13 @@ def run_lines() -> dict[str, str]:
     return dtypes
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Read the twelve predictions, in the order of the lines."""
     truth = run_lines()
     said = read_dict(answer(truth) if callable(answer) else answer, LINES, subject="`predict_dtypes` is")
     dtypes = {name: _read(name, said[name]) for name in LINES}
     count = sum(dtypes[name] == truth[name] for name in LINES)
-    yield Turn("", {f"`{code}`": dtypes[name] for name, (code, _) in LINES.items()}, {"count": count})
+    yield Case("", {f"`{code}`": dtypes[name] for name, (code, _) in LINES.items()}, {"count": count})
 
 
 def _read(name: str, value: Any) -> str:
@@ -109,9 +109,9 @@ def _read(name: str, value: Any) -> str:
 
 
 predict_dtypes.judge_by(
-    right=right, play=play, mistakes=[
-        Mistake(f"{name}: {value}", breaks="raises an exception" if value == "raises" else "Which dtype does each",
-                told=f"{name}: `{code}` does not {'raise' if value == 'raises' else f'give {value}'}: {why}. "
+    right=right, cases=cases, mistakes=[
+        Mistake(f"{name}: {value}", violates="raises an exception" if value == "raises" else "Which dtype does each",
+                feedback=f"{name}: `{code}` does not {'raise' if value == 'raises' else f'give {value}'}: {why}. "
                 "({count} of 12 are right.)",
                 answer=lambda truth, name=name, value=value: truth | {name: value})
         for name, (code, options) in LINES.items() for value, why in options.items()],

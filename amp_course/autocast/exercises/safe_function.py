@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, call_answer, explain, read_tensor, signature
+from amp_course.checking import Case, Exercise, Failed, Mistake, Wrong, call_answer, explain, read_tensor, signature
 from amp_course.kit.dtypes import dtype_name
 
 safe_function = Exercise(
@@ -58,7 +58,7 @@ WORDS = {  # what Python and PyTorch say → what it means
 PULL = (torch.arange(12.0) % 5 - 1).view(3, 4) * 129.53  # which no 16-bit format has
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Points of each dtype, in each region and in none, with backward outside and inside; one set is drawn."""
     apply = getattr(answer, "apply", None)
     alone = isinstance(answer, type) and (not apply or issubclass(answer, nn.Module))
@@ -83,13 +83,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     for region, dtypes, inside in itertools.product((BF16, FP16, None), pairs, (False, True)):
         try:
             turn = _turn(distances, fixed, dtypes, region, inside, " for 16-bit points")
-            yield Turn(turn.case, {"what is raised": "nothing", **turn.facets})
+            yield Case(turn.name, {"what is raised": "nothing", **turn.outputs})
         except Failed as failed:
             error, backward = cast(Exception, failed.__cause__), "`backward()`" in str(failed)
-            yield Turn(str(failed), {"what is raised": f"{signature(error)} {backward}"}, {"words": explain(error)})
+            yield Case(str(failed), {"what is raised": f"{signature(error)} {backward}"}, {"words": explain(error)})
 
 
-def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix: str = "", note: str = "") -> Turn:
+def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix: str = "", note: str = "") -> Case:
     x, c = (_points(draw, number, dtype) for number, dtype in zip((3, 4), dtypes, strict=True))
     x.requires_grad_("only c" not in note), c.requires_grad_("only x" not in note)
     case = f"with {' and '.join(dict.fromkeys(map(dtype_name, dtypes)))} points "
@@ -110,10 +110,10 @@ def _turn(apply: Any, draw: Any, dtypes: Any, region: Any, inside: bool, suffix:
         # To round a 16-bit gradient in another way is no fault.
         near = one.grad is not None and torch.allclose(one.grad.double(), exact, torch.finfo(one.dtype).eps, 0.01)
         grads.append(exact.to(one.dtype) if near else one.grad)
-    facets = {f"the table of distances{suffix}": table, f"autocast after the call{suffix}": state}
-    facets |= {"the caller's x and c after the call": [x.detach(), c.detach()], "`grad` after `backward`": pull}
-    facets |= {f"the gradient of {name}{suffix}": grad for name, grad in zip("xc", grads, strict=True)}
-    return Turn(case, facets, {}, {} if suffix else {"gradients": grads})
+    outputs = {f"the table of distances{suffix}": table, f"autocast after the call{suffix}": state}
+    outputs |= {"the caller's x and c after the call": [x.detach(), c.detach()], "`grad` after `backward`": pull}
+    outputs |= {f"the gradient of {name}{suffix}": grad for name, grad in zip("xc", grads, strict=True)}
+    return Case(case, outputs, {}, {} if suffix else {"gradients": grads})
 
 
 def _points(draw: random.Random, number: int, dtype: torch.dtype) -> Tensor:
@@ -129,32 +129,37 @@ RESULT = "return x.square().sum(dim=1)[:, None] - 2 * x @ c.T + c.square().sum(d
 LOAD, RETURN = "x, c = ctx.saved_tensors", "return grad_x, grad_c"
 
 safe_function.judge_by(
-    right=SafeDistances, play=play, tolerance=1e-3, said={"what is raised": "{words}. This happened {case}"}, mistakes=[
-        Mistake("the given Function", breaks="in any region", edits={FORWARD: "", BACKWARD: "", FLOAT: "pass"},
-                told='autocast stays on in forward: `amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)` turns it off'),
+    right=SafeDistances, cases=cases, tolerance=1e-3, said={"what is raised": "{words}. This happened {case}"}, mistakes=[
+        Mistake("the given Function", violates="in any region", edits={FORWARD: "", BACKWARD: "", FLOAT: "pass"},
+                feedback='autocast stays on in forward: `amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)` turns it '
+                         'off'),
         Mistake("no cast_inputs", edits={FORWARD: '@torch.amp.custom_fwd(device_type="cpu")', FLOAT: "pass"},
-                told="forward ran in 16 bits: `custom_fwd` switches autocast off only with `cast_inputs`, here torch.float32"),
-        Mistake("backward not protected", breaks="even if somebody calls `backward()` inside the region", edits={BACKWARD: ""},
-                told="called in a region, backward runs under autocast: put `torch.amp.custom_bwd(device_type='cpu')` on it or, "
+                feedback="forward ran in 16 bits: `custom_fwd` switches autocast off only with `cast_inputs`, here "
+                         "torch.float32"),
+        Mistake("backward not protected", violates="even if somebody calls `backward()` inside the region", edits={BACKWARD: ""},
+                feedback="called in a region, backward runs under autocast: put `torch.amp.custom_bwd(device_type='cpu')` on it "
+                         "or, "
                 "if forward has a `with` block that turns autocast off, the same block into it"),
-        Mistake("casts in a region only", breaks="outside of autocast", edits={FLOAT: "pass"},
-                told="outside of a region, nothing casts the points: call `.float()` there too (`cast_inputs` does not)"),
-        Mistake("an island without .float()", breaks="in float32, bf16 or fp16",
+        Mistake("casts in a region only", violates="outside of autocast", edits={FLOAT: "pass"},
+                feedback="outside of a region, nothing casts the points: call `.float()` there too (`cast_inputs` does not)"),
+        Mistake("an island without .float()", violates="in float32, bf16 or fp16",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: "pass"},
-                told="autocast is off in forward, but the points are still 16-bit: begin with `x, c = x.float(), c.float()`"),
-        Mistake("saves what came in", breaks="forward and backward run in float32",
+                feedback="autocast is off in forward, but the points are still 16-bit: begin with `x, c = x.float(), c.float()`"),
+        Mistake("saves what came in", violates="forward and backward run in float32",
                 edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
-                told="the points were saved before they were cast, so backward gets 16-bit ones: save those cast to float32"),
+                feedback="the points were saved before they were cast, so backward gets 16-bit ones: save those cast to float32"),
         Mistake("saves what came in, with decorators", edits={FLOAT: f"{SAVE}\n{FLOAT}", SAVE: "pass"},
-                told="outside of a region, the points are saved in 16 bits, for `cast_inputs` casts nothing there: save those "
+                feedback="outside of a region, the points are saved in 16 bits, for `cast_inputs` casts nothing there: save "
+                         "those "
                 "that `.float()` gives"),
         Mistake("returns the dtype of x", edits={FORWARD: OFF, BACKWARD: OFF, FLOAT: f"dtype = x.dtype\n{FLOAT}",
                 RESULT: f"return ({RESULT[7:]}).to(dtype)", LOAD: f"{LOAD}\ngrad = grad.float()"},
-                told="the distances are cast back to the dtype of x: return them in float32"),
+                feedback="the distances are cast back to the dtype of x: return them in float32"),
         Mistake("keeps the points outside of ctx", edits={SAVE: "SafeDistances.kept = x, c", LOAD: "x, c = SafeDistances.kept"},
-                told="where the Function is called several times before `backward()`, the gradients are computed from the points "
+                feedback="where the Function is called several times before `backward()`, the gradients are computed from the "
+                         "points "
                 "of another call: keep each call's own points in `ctx`"),
         Mistake("no gradient for c", edits={RETURN: "return grad_x, None"},
-                told="no gradient reaches c: backward returns one for each input of forward"),
+                feedback="no gradient reaches c: backward returns one for each input of forward"),
     ],
 )  # fmt: skip

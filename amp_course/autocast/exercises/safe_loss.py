@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_pair, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_pair, read_tensor
 
 safe_loss = Exercise(
     chapter="autocast", name="safe_loss", number=6, title="Replace sigmoid and BCELoss", difficulty=2, importance=4, minutes=8,
@@ -41,7 +41,7 @@ def right(head: Any, features: Any, targets: Any) -> Any:
     return probabilities, loss
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Moderate logits, large ones outside of autocast and in two regions, one example at a time, and drawn ones."""
     yield _turn(answer, "for moderate logits", MODERATE, SURE, exact=True)
     for region in (None, torch.bfloat16, torch.float16):
@@ -66,7 +66,7 @@ def _turn(
     region: Any = None,
     exact: bool = False,
     dtype: Any = torch.float32,
-) -> Turn:
+) -> Case:
     head, calls = nn.Linear(4, 1).train(exact), list[bool]()
     head.register_forward_hook(lambda *_: calls.append(head.training))
     head.weight.data, head.bias.data = torch.ones(1, 4), torch.zeros(1)
@@ -85,7 +85,7 @@ def _turn(
             gradient = gradient if exact else (gradient * 10).round() / 10
     least = 0.95 * float(F.binary_cross_entropy_with_logits(logits, targets))
     flat = isinstance(gradient, Tensor) and not gradient[logits.abs() == 60].any()
-    return Turn(case, {
+    return Case(case, {
         "the tensor of probabilities": probabilities if exact else (probabilities * 10).round() / 10,  # as 16 bits have them
         **({} if exact else {CAPPED: flat and bool((value < least).all())}),
         "the loss": value.reshape(()) if value.numel() == 1 else value,
@@ -104,40 +104,41 @@ ISLAND = 'with torch.autocast("cpu", enabled=False):'
 FORMULA = "loss = (F.softplus(logits) - logits * targets.to(logits.dtype)).mean()"
 
 safe_loss.judge_by(
-    right=right, play=play, tolerance=1e-4,
+    right=right, cases=cases, tolerance=1e-4,
     said={CAPPED: f"where the model is sure and wrong, the loss is too small and flat, as after a clamp or with an eps. {GIVE}"},
     mistakes=[
-        Mistake("the given loss", breaks="for logits of ±60 it is still right", edits={LOSS: BCE},
-                told=f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at −100. {GIVE}"),
+        Mistake("the given loss", violates="for logits of ±60 it is still right", edits={LOSS: BCE},
+                feedback=f"sigmoid saturates: it is 1 for large logits, its slope is 0, and BCELoss cuts log(0) at −100. {GIVE}"),
         Mistake("BCELoss in float32", edits={PROBABILITIES: PROBABILITIES.replace("logits", "logits.float()"), LOSS: BCE},
-                told=f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
+                feedback=f"float32 does not help: from 17 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
         Mistake("BCELoss in float64", edits={LOSS: "loss = F.binary_cross_entropy(logits.double().sigmoid(), targets.double())"},
-                told=f"float64 does not help: from 37 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
-        Mistake("probabilities for logits", breaks="For moderate logits the loss equals the given one",
+                feedback=f"float64 does not help: from 37 on its sigmoid is exactly 1, and BCELoss cuts log(0) at −100. {GIVE}"),
+        Mistake("probabilities for logits", violates="For moderate logits the loss equals the given one",
                 edits={LOSS: LOSS.replace("logits,", "probabilities,")},
-                told="the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it the logits"),
+                feedback="the loss was given probabilities, and `…_with_logits` applies sigmoid itself: give it the logits"),
         Mistake("swapped arguments", edits={LOSS: LOSS.replace("logits, targets", "targets, logits")},
-                told="the arguments of the loss are swapped: the logits come first, then the targets"),
-        Mistake("the sum", breaks="their mean binary cross-entropy", edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
-                told="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
-        Mistake("a formula in 16 bits", breaks="both hold in any region", edits={LOSS: FORMULA},
-                told="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
-        Mistake("the head in an island", breaks="the features may be in 16 bits", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
-                told="the head runs where autocast is off, and there 16-bit features meet its float32 weights: call it in the "
+                feedback="the arguments of the loss are swapped: the logits come first, then the targets"),
+        Mistake("the sum", violates="their mean binary cross-entropy", edits={LOSS: LOSS.replace(")", ', reduction="sum")')},
+                feedback="the loss is the sum over the examples, which grows with the batch: take the mean, as BCELoss does"),
+        Mistake("a formula in 16 bits", violates="both hold in any region", edits={LOSS: FORMULA},
+                feedback="the formula is right, but in a region its loss has 16 bits: use `logits.float()`, and keep float32"),
+        Mistake("the head in an island", violates="the features may be in 16 bits", edits={LOGIT: f"{ISLAND}\n    {LOGIT}"},
+                feedback="the head runs where autocast is off, and there 16-bit features meet its float32 weights: call it in "
+                         "the "
                 "caller's region, and take `.float()` of its logits"),
-        Mistake("a column of probabilities", breaks="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
-                told="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
+        Mistake("a column of probabilities", violates="the shape (batch,)", edits={PROBABILITIES: f"{PROBABILITIES}[:, None]"},
+                feedback="the probabilities have the shape (batch, 1): give sigmoid the logits after `squeeze(-1)`"),
         Mistake("a column of logits", edits={LOGIT: "logits = head(features)"},
-                told="the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits"),
+                feedback="the logits have the shape (batch, 1), and the targets (batch,): `squeeze(-1)` the logits"),
         Mistake("squeezes the batch away", edits={LOGIT: "logits = head(features).squeeze()"},
-                told="in a batch of one, the batch is lost with the last dimension: squeeze that one alone, `squeeze(-1)`"),
+                feedback="in a batch of one, the batch is lost with the last dimension: squeeze that one alone, `squeeze(-1)`"),
         Mistake("all pairs", edits={LOSS: "loss = (F.softplus(logits.float()) - logits.float() * targets[:, None]).mean()"},
-                told="(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the shape (batch,)"),
-        Mistake("logits for probabilities", breaks="return the probabilities", edits={RETURN: "return logits, loss"},
-                told="what you return first are the logits, which only the loss takes: return `torch.sigmoid(logits)`"),
+                feedback="(batch, 1) meets (batch,) in the loss, which broadcasts to all pairs: give both the shape (batch,)"),
+        Mistake("logits for probabilities", violates="return the probabilities", edits={RETURN: "return logits, loss"},
+                feedback="what you return first are the logits, which only the loss takes: return `torch.sigmoid(logits)`"),
         Mistake("the loss first", edits={RETURN: "return loss, probabilities"},
-                told="the pair is in the wrong order: first the probabilities, one for each example, then the loss"),
+                feedback="the pair is in the wrong order: first the probabilities, one for each example, then the loss"),
         Mistake("detached", edits={LOGIT: "logits = head(features).squeeze(-1).detach()"},
-                told="no gradient reaches the head: the graph is cut before the loss, by `.detach()` or `no_grad` perhaps"),
+                feedback="no gradient reaches the head: the graph is cut before the loss, by `.detach()` or `no_grad` perhaps"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, alike, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, Results, alike, call_answer, read_number
 
 decode_fp16 = Exercise(
     chapter="bits", name="decode_fp16", number=1, title="Read a pattern", difficulty=2, importance=4, minutes=12, lines=10,
@@ -53,15 +53,15 @@ def values(answer: Callable[..., Any], patterns: Iterable[int]) -> Results:
     return found
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Examples of each kind of pattern; then all 65,536, for an answer that gets the examples right."""
     passed = True
     for kind, patterns in KINDS.items():
         found = values(answer, patterns)
         passed = passed and alike(found, values(right, patterns))
-        yield Turn("", {kind: found})
+        yield Case("", {kind: found})
     if passed:
-        yield Turn("", {"all patterns": values(answer, range(2**16))})
+        yield Case("", {"all patterns": values(answer, range(2**16))})
 
 
 SIGN, EXPONENT = "sign = -1.0 if pattern >> 15 else 1.0", "exponent = (pattern >> 10) & 0x1F"
@@ -70,46 +70,49 @@ IF_LOW, LOW = "if exponent == 0:", "return sign * 2.0**-14 * (significand / 1024
 SIGNIFICAND, NORMAL = "significand = pattern & 0x3FF", "return sign * 2.0 ** (exponent - 15) * (1 + significand / 1024)"
 
 decode_fp16.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, cases=cases, mistakes=[
         Mistake("bias 14", edits={NORMAL: NORMAL.replace("15", "14")},
-                told="your normal numbers are twice as large as they should be, as with a bias of 14. It is 2^(5 − 1) − 1 = 15"),
+                feedback="your normal numbers are twice as large as they should be, as with a bias of 14. It is 2^(5 − 1) − 1 = "
+                         "15"),
         Mistake("bias 16", edits={NORMAL: NORMAL.replace("15", "16")},
-                told="your normal numbers are half of what they should be, as with a bias of 16. It is 2^(5 − 1) − 1 = 15"),
+                feedback="your normal numbers are half of what they should be, as with a bias of 16. It is 2^(5 − 1) − 1 = 15"),
         Mistake("fp32's bias", edits={NORMAL: NORMAL.replace("15", "127")},
-                told="your normal numbers have a bias of 127. That is fp32's, with 8 exponent bits. With fp16's 5 it is 15"),
+                feedback="your normal numbers have a bias of 127. That is fp32's, with 8 exponent bits. With fp16's 5 it is 15"),
         Mistake("no hidden 1", edits={NORMAL: NORMAL.replace("1 + ", "")},
-                told="the hidden 1 is missing. A normal number is 1.significand: the 1 isn't stored, but it counts"),
+                feedback="the hidden 1 is missing. A normal number is 1.significand: the 1 isn't stored, but it counts"),
         Mistake("divides by 1023", edits={NORMAL: NORMAL.replace("1024", "1023")},
-                told="your steps are 1/1023 wide, as if the largest significand made a full 1. They are 1/1024 wide"),
+                feedback="your steps are 1/1023 wide, as if the largest significand made a full 1. They are 1/1024 wide"),
         Mistake("does not divide", edits={NORMAL: NORMAL.replace("1 + significand / 1024", "1024 + significand")},
-                told="your normal numbers are 1024 times too large: if the hidden 1 counts 1024, divide the sum by 1024"),
+                feedback="your normal numbers are 1024 times too large: if the hidden 1 counts 1024, divide the sum by 1024"),
         Mistake("-1 ** sign", edits={SIGN: "sign = -(1.0 ** (pattern >> 15))"},
-                told="positive numbers come out negative. If you wrote `-1 ** sign`: put the −1 in parentheses"),
-        Mistake("ignores the sign", breaks="the sign", edits={SIGN: "sign = 1.0"},
-                told="negative numbers come out positive. The sign is the first of the 16 bits, `pattern >> 15`"),
+                feedback="positive numbers come out negative. If you wrote `-1 ** sign`: put the −1 in parentheses"),
+        Mistake("ignores the sign", violates="the sign", edits={SIGN: "sign = 1.0"},
+                feedback="negative numbers come out positive. The sign is the first of the 16 bits, `pattern >> 15`"),
         Mistake("sign in the exponent", edits={EXPONENT: "exponent = pattern >> 10", IF_TOP: "if exponent & 31 == 31:"},
-                told="your exponent field is 32 too large for negative numbers: mask the sign off, `(pattern >> 10) & 0x1F`"),
-        Mistake("forgets subnormals", breaks="the subnormals", edits={IF_LOW: "if False:"},
-                told="exponent field 0 has no hidden 1, and it has the exponent of field 1: 2^-14 · significand/1024"),
+                feedback="your exponent field is 32 too large for negative numbers: mask the sign off, `(pattern >> 10) & 0x1F`"),
+        Mistake("forgets subnormals", violates="the subnormals", edits={IF_LOW: "if False:"},
+                feedback="exponent field 0 has no hidden 1, and it has the exponent of field 1: 2^-14 · significand/1024"),
         Mistake("hidden 1 at 2^-14", edits={LOW: LOW.replace("significand", "1 + significand")},
-                told="you give the subnormals a hidden 1. With an exponent field of 0 there is none: 2^-14 · significand/1024"),
+                feedback="you give the subnormals a hidden 1. With an exponent field of 0 there is none: 2^-14 · "
+                         "significand/1024"),
         Mistake("subnormals halved", edits={LOW: LOW.replace("14", "15")},
-                told="your subnormals are half of what they should be. Their exponent is −14, as for field 1, not 0 − 15"),
+                feedback="your subnormals are half of what they should be. Their exponent is −14, as for field 1, not 0 − 15"),
         Mistake("flushes subnormals", edits={LOW: "return sign * 0.0"},
-                told="your subnormals come out as zero. With exponent field 0 the value is 2^-14 · significand/1024"),
-        Mistake("loses −0", breaks="−0", edits={LOW: f"{LOW} + 0.0"},
-                told="the sign of zero got lost. −0.0 is what a tiny negative number becomes; the int 0 has no sign"),
-        Mistake("all ones is a number", breaks="inf and NaN", edits={IF_TOP: "if False:"},
-                told="an exponent field of all ones isn't an exponent. It means inf if the significand is 0, otherwise NaN"),
-        Mistake("only inf is special", breaks="NaN", edits={IF_TOP: "if exponent == 31 and significand == 0:"},
-                told="you read NaN as numbers. An exponent field of all ones with a significand other than 0 is NaN"),
+                feedback="your subnormals come out as zero. With exponent field 0 the value is 2^-14 · significand/1024"),
+        Mistake("loses −0", violates="−0", edits={LOW: f"{LOW} + 0.0"},
+                feedback="the sign of zero got lost. −0.0 is what a tiny negative number becomes; the int 0 has no sign"),
+        Mistake("all ones is a number", violates="inf and NaN", edits={IF_TOP: "if False:"},
+                feedback="an exponent field of all ones isn't an exponent. It means inf if the significand is 0, otherwise NaN"),
+        Mistake("only inf is special", violates="NaN", edits={IF_TOP: "if exponent == 31 and significand == 0:"},
+                feedback="you read NaN as numbers. An exponent field of all ones with a significand other than 0 is NaN"),
         Mistake("all ones is inf", edits={TOP: "return sign * math.inf"},
-                told="you read every exponent field of all ones as inf. Only a significand of 0 means inf, any other means NaN"),
+                feedback="you read every exponent field of all ones as inf. Only a significand of 0 means inf, any other means "
+                         "NaN"),
         Mistake("all ones is NaN", edits={TOP: "return math.nan"},
-                told="you read every exponent field of all ones as NaN. With a significand of 0 it is inf"),
+                feedback="you read every exponent field of all ones as NaN. With a significand of 0 it is inf"),
         Mistake("inf and NaN swapped", edits={TOP: "return sign * (math.inf if significand else math.nan)"},
-                told="you have inf and NaN the wrong way round: a significand of 0 means inf, any other means NaN"),
+                feedback="you have inf and NaN the wrong way round: a significand of 0 means inf, any other means NaN"),
         Mistake("inf loses its sign", edits={TOP: "return math.nan if significand else math.inf"},
-                told="your inf is always positive. It has a sign like all other values: 0xFC00 is -inf"),
+                feedback="your inf is always positive. It has a sign like all other values: 0xFC00 is -inf"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from amp_course.bits.formats import FORMATS, FP16, FP64, FloatFormat, Specials
-from amp_course.checking import Exercise, Mistake, Results, Turn, alike, call_answer, read_dict, read_number
+from amp_course.checking import Case, Exercise, Mistake, Results, alike, call_answer, read_dict, read_number
 
 derive_limits = Exercise(
     chapter="bits", name="derive_limits", number=4, title="A format's limits from its widths", difficulty=3, importance=3,
@@ -49,17 +49,17 @@ def limits(answer: Callable[..., Any], formats: Iterable[FloatFormat]) -> dict[s
         case = f"for {fmt.name}, {widths}"
         for key, got in read_dict(call_answer(answer, case, *widths), KEYS, case).items():
             limit = read_number(got, case, f"`{key}` is")
-            facet = f"max under {fmt.specials}" if key == "max" else key
-            found.setdefault(facet, Results(what=f"`{key}`"))[case] = limit
+            output = f"max under {fmt.specials}" if key == "max" else key
+            found.setdefault(output, Results(what=f"`{key}`"))[case] = limit
     return found
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Formats that have a name, and others; then wide ones and drawn ones, for an answer that gets the first ones right."""
-    yield Turn("", found := limits(answer, OWN))
+    yield Case("", found := limits(answer, OWN))
     if alike(found, limits(right, OWN)):
         drawn = [FloatFormat.of(draw.randint(3, 8), draw.randint(2, 12), rule) for rule in get_args(Specials)]
-        yield Turn("", limits(answer, (*WIDE, *drawn)))
+        yield Case("", limits(answer, (*WIDE, *drawn)))
 
 
 BIAS, EPS = "bias = 2 ** (exponent_bits - 1) - 1", "eps = 2.0**-significand_bits"
@@ -67,37 +67,42 @@ NORMAL, SUBNORMAL = "smallest_normal = 2.0 ** (1 - bias)", "smallest_subnormal =
 LARGEST = "largest = significand * 2.0 ** (field - bias)"
 
 derive_limits.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, cases=cases, mistakes=[
         Mistake("eps halved", edits={EPS: f"{EPS} / 2"},
-                told="your eps is half of what it should be. The M stored bits make 2^M steps from 1 to 2, not 2^(M+1)"),
+                feedback="your eps is half of what it should be. The M stored bits make 2^M steps from 1 to 2, not 2^(M+1)"),
         Mistake("eps doubled", edits={EPS: f"{EPS} * 2"},
-                told="your eps is twice what it should be. All M stored bits come after the point, so the last counts 2^−M"),
-        Mistake("fp16's eps", breaks="from the two widths", edits={EPS: "eps = 2.0**-10"},
-                told="your eps is fp16's for every format. It is 2^−M, with M significand bits"),
+                feedback="your eps is twice what it should be. All M stored bits come after the point, so the last counts 2^−M"),
+        Mistake("fp16's eps", violates="from the two widths", edits={EPS: "eps = 2.0**-10"},
+                feedback="your eps is fp16's for every format. It is 2^−M, with M significand bits"),
         Mistake("smallest normal halved", edits={NORMAL: "smallest_normal = 2.0**-bias"},
-                told="your smallest normal number is half of the right one, 2^(1 − bias): field 1, and a bias of 2^(E − 1) − 1"),
+                feedback="your smallest normal number is half of the right one, 2^(1 − bias): field 1, and a bias of 2^(E − 1) "
+                         "− 1"),
         Mistake("smallest normal doubled", edits={NORMAL: "smallest_normal = 2.0 ** (2 - bias)"},
-                told="your smallest normal number is twice the right one, 2^(1 − bias): field 1, and a bias of 2^(E − 1) − 1"),
-        Mistake("fp16's bias", breaks="The bias is IEEE's", edits={BIAS: "bias = 15"},
-                told="your smallest normal number is fp16's for every format. It is 2^(1 − bias), with a bias of 2^(E − 1) − 1"),
-        Mistake("no subnormals", breaks="`smallest_subnormal`", edits={SUBNORMAL: "smallest_subnormal = smallest_normal"},
-                told="your smallest subnormal is the smallest normal number. The subnormals go M halvings further down"),
+                feedback="your smallest normal number is twice the right one, 2^(1 − bias): field 1, and a bias of 2^(E − 1) − "
+                         "1"),
+        Mistake("fp16's bias", violates="The bias is IEEE's", edits={BIAS: "bias = 15"},
+                feedback="your smallest normal number is fp16's for every format. It is 2^(1 − bias), with a bias of 2^(E − 1) "
+                         "− 1"),
+        Mistake("no subnormals", violates="`smallest_subnormal`", edits={SUBNORMAL: "smallest_subnormal = smallest_normal"},
+                feedback="your smallest subnormal is the smallest normal number. The subnormals go M halvings further down"),
         Mistake("subnormals halved", edits={SUBNORMAL: "smallest_subnormal = smallest_normal * eps / 2"},
-                told="your smallest subnormal is half of the right one. Its exponent is 1 − bias, as for field 1, not 0 − bias"),
+                feedback="your smallest subnormal is half of the right one. Its exponent is 1 − bias, as for field 1, not 0 − "
+                         "bias"),
         Mistake("subnormals doubled", edits={SUBNORMAL: "smallest_subnormal = smallest_normal * eps * 2"},
-                told="your smallest subnormal is twice what it should be. It is 2^−M times the smallest normal number"),
+                feedback="your smallest subnormal is twice what it should be. It is 2^−M times the smallest normal number"),
         Mistake("power of two", edits={LARGEST: "largest = 2.0 ** (field - bias)"},
-                told="your `max` is a power of two. The largest number also has the largest significand, just below 2"),
+                feedback="your `max` is a power of two. The largest number also has the largest significand, just below 2"),
         Mistake("a full 2", edits={LARGEST: "largest = 2.0 ** (field - bias + 1)"},
-                told="your `max` is one step past the largest number, whose significand is one step short of 2"),
+                feedback="your `max` is one step past the largest number, whose significand is one step short of 2"),
         Mistake("IEEE as finite", answer=lambda e, m, rule: right(e, m, "finite" if rule == "ieee" else rule),
-                told="under “ieee” an exponent field of all ones means inf or NaN: the last one for numbers is 2^E − 2"),
-        Mistake("fn as IEEE", breaks="the rule for special patterns",
+                feedback="under “ieee” an exponent field of all ones means inf or NaN: the last one for numbers is 2^E − 2"),
+        Mistake("fn as IEEE", violates="the rule for special patterns",
                 answer=lambda e, m, rule: right(e, m, "ieee" if rule == "fn" else rule),
-                told="under “fn” only the pattern of all ones is NaN, and there is no inf: the last exponent field has numbers"),
+                feedback="under “fn” only the pattern of all ones is NaN, and there is no inf: the last exponent field has "
+                         "numbers"),
         Mistake("fn as finite", answer=lambda e, m, rule: right(e, m, "finite" if rule == "fn" else rule),
-                told="under “fn” the pattern of all ones is NaN, so the largest number is one step below it"),
+                feedback="under “fn” the pattern of all ones is NaN, so the largest number is one step below it"),
         Mistake("finite as IEEE", answer=lambda e, m, rule: right(e, m, "ieee" if rule == "finite" else rule),
-                told="under “finite” there is neither inf nor NaN: the pattern of all ones is the largest number"),
+                feedback="under “finite” there is neither inf nor NaN: the pattern of all ones is the largest number"),
     ],
 )  # fmt: skip

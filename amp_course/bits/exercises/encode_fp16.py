@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from amp_course.bits import FP16, decode
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_integer, show_number
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_integer, show_number
 
 encode_fp16 = Exercise(
     chapter="bits", name="encode_fp16", number=2, title="Write a pattern", difficulty=4, importance=4, minutes=20, lines=12,
@@ -63,7 +63,7 @@ def write(pattern: int) -> str:
     return "a pattern of NaN" if math.isnan(value) else f"0x{pattern:04X} ({show_number(value)})"
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Numbers of each kind; then some of any size, drawn."""
     drawn = tuple(math.ldexp(draw.uniform(-2, 2), draw.randint(-27, 16)) for _ in range(300))
     for kind, values in {**KINDS, "any numbers": drawn}.items():
@@ -71,7 +71,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         for value in values:
             case = f"for {min(show_number(value), repr(value), key=len)}"
             found[case] = write(read_integer(call_answer(answer, case, value), case))
-        yield Turn("", {kind: found})
+        yield Case("", {kind: found})
 
 
 NAN, IF_INF = "return 0x7E00", "if math.isinf(size):"
@@ -80,52 +80,60 @@ EXPONENT, RETURN = "exponent = max(math.frexp(size or TINY)[1] - 1, -14)", "retu
 STEPS = "steps = round(math.ldexp(size, 10 - exponent))"
 
 encode_fp16.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, cases=cases, mistakes=[
         Mistake("returns the value", answer=lambda value: right(value) and decode(right(value), FP16),
-                told="your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that is 0x3C00"),
+                feedback="your function returns a value, not a pattern. Return the 16 bits as an int: for 1.0 that is 0x3C00"),
         Mistake("no case for inf", edits={IF_INF: "if False:"},
-                told="inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or 0xFC00"),
+                feedback="inf can't be turned into an int: check for it first, and return its pattern, 0x7C00 or 0xFC00"),
         Mistake("a quotient overflows", edits={STEPS: f"steps = round(size / TINY)\n{STEPS}"},
-                told="a number on the way becomes inf, which can't be turned into an int: check for overflow first"),
+                feedback="a number on the way becomes inf, which can't be turned into an int: check for overflow first"),
         Mistake("exponent field 1 too high", edits={JOIN: JOIN.replace("14", "15")},
-                told="your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted only once?"),
+                feedback="your exponent field is 1 too high: is it that of 1.m · 2^e, and is the hidden 1 counted only once?"),
         Mistake("exponent field 1 too low", edits={JOIN: JOIN.replace("14", "13")},
-                told="your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0"),
-        Mistake("ignores the sign", breaks="the sign is kept", edits={SIGN: "sign = 0"},
-                told="negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: add 0x8000"),
-        Mistake("signed", breaks="0x0000 to 0xFFFF", edits={RETURN: f"{RETURN} - 2 * sign"},
-                told="your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: add `& 0xFFFF`"),
-        Mistake("truncates", breaks="nearest", edits={STEPS: STEPS.replace("round", "math.floor")},
-                told="you cut off the bits that don't fit. Round to the nearest step instead"),
+                feedback="your exponent field is 1 too low. For 1.m · 2^e it is e + 15, so 15 for 1.0"),
+        Mistake("ignores the sign", violates="the sign is kept", edits={SIGN: "sign = 0"},
+                feedback="negative numbers get the pattern of positive ones. The sign is the first of the 16 bits: add 0x8000"),
+        Mistake("signed", violates="0x0000 to 0xFFFF", edits={RETURN: f"{RETURN} - 2 * sign"},
+                feedback="your pattern is a negative int if the sign bit is 1. It should be from 0x0000 to 0xFFFF: add `& "
+                         "0xFFFF`"),
+        Mistake("truncates", violates="nearest", edits={STEPS: STEPS.replace("round", "math.floor")},
+                feedback="you cut off the bits that don't fit. Round to the nearest step instead"),
         Mistake("rounds up", edits={STEPS: STEPS.replace("round", "math.ceil")},
-                told="you always round away from zero. Round to the nearest step instead"),
+                feedback="you always round away from zero. Round to the nearest step instead"),
         Mistake("loses the carry", edits={JOIN: f"{JOIN}\nif steps == 2048:\n    pattern -= 1024"},
-                told="a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, not `|` or a mask"),
+                feedback="a significand rounded up to 2.0 has to raise the exponent field: join the two with `+`, not `|` or a "
+                         "mask"),
         Mistake("carry into a bit that is set", edits={JOIN: f"{JOIN}\npattern -= 1024 * (steps == 2048 and exponent % 2 == 0)"},
-                told="a significand rounded up to 2.0 raises the exponent field only if that is even, as with `|`: use `+`"),
+                feedback="a significand rounded up to 2.0 raises the exponent field only if that is even, as with `|`: use `+`"),
         Mistake("caps the carry", edits={JOIN: JOIN.replace("steps", "min(steps, 2047)")},
-                told="a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, which `+` does"),
-        Mistake("half up", breaks="Ties go to even", edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
-                told="ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0"),
+                feedback="a significand rounded up to 2.0 is capped below 2: let it carry into the exponent field, which `+` "
+                         "does"),
+        Mistake("half up", violates="Ties go to even", edits={STEPS: "steps = math.floor(math.ldexp(size, 10 - exponent) + 0.5)"},
+                feedback="ties always go up, away from zero. A tie goes to the neighbour whose pattern ends in 0"),
         Mistake("overflow too early", edits={IF_INF: "if size > 65504:"},
-                told="everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round first, then check"),
-        Mistake("clamps", breaks="what is too large becomes inf", edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
-                told="what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler relies on that"),
+                feedback="everything past 65504 becomes inf, but up to 65520 it is 65504 that is nearest: round first, then "
+                         "check"),
+        Mistake("clamps", violates="what is too large becomes inf", edits={RETURN: "return sign + min(pattern, 0x7BFF)"},
+                feedback="what is too large becomes the largest number. From 65520 on it is inf, and a loss scaler relies on "
+                         "that"),
         Mistake("overflow loses the sign", edits={RETURN: "return sign + pattern if pattern < 0x7C00 else 0x7C00"},
-                told="what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign"),
+                feedback="what is too far below zero becomes +inf. It should be -inf, 0xFC00: keep the sign"),
         Mistake("overflow is NaN", edits={RETURN: "return sign + (pattern if pattern < 0x7C00 else 0x7E00)"},
-                told="what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00"),
+                feedback="what is too large becomes NaN. It should be inf, whose significand is 0: 0x7C00"),
         Mistake("flushes subnormals", edits={EXPONENT: f"if size < 2.0**-14:\n    return sign\n{EXPONENT}"},
-                told="numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern counts them"),
+                feedback="numbers below 2^-14 become zero. fp16 continues there in steps of 2^-24, and the pattern counts them"),
         Mistake("exponent below −14", edits={EXPONENT: "exponent = math.frexp(size or TINY)[1] - 1"},
-                told="your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts steps of 2^-24"),
-        Mistake("loses −0", breaks="for zeros too", edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
-                told="the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign even of a zero"),
+                feedback="your exponent goes below −14. It stays at −14, with no hidden 1: the pattern counts steps of 2^-24"),
+        Mistake("loses −0", violates="for zeros too", edits={SIGN: "sign = 0x8000 if value < 0 else 0"},
+                feedback="the sign of −0.0 got lost. `-0.0 < 0` is False; `math.copysign(1.0, value)` has the sign even of a "
+                         "zero"),
         Mistake("NaN is inf", edits={NAN: "return 0x7C00"},
-                told="NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: 0x7E00 is usual"),
-        Mistake("NaN is zero", breaks="any Python float", edits={NAN: "return 0"},
-                told="NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for example"),
-        Mistake("through fp32", breaks="Round only once", answer=lambda value: right(torch.tensor(value).item()),
-                told="a number just off a tie is taken for one: as if it had gone through fp32 first. Round the float itself"),
+                feedback="NaN becomes inf. Both have an exponent field of all ones, but NaN's significand isn't 0: 0x7E00 is "
+                         "usual"),
+        Mistake("NaN is zero", violates="any Python float", edits={NAN: "return 0"},
+                feedback="NaN becomes zero, so nobody will notice that something went wrong. Use 0x7E00, for example"),
+        Mistake("through fp32", violates="Round only once", answer=lambda value: right(torch.tensor(value).item()),
+                feedback="a number just off a tie is taken for one: as if it had gone through fp32 first. Round the float "
+                         "itself"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from amp_course.bits import BF16, FP4_E2M1, FP6_E3M2, FP8_E4M3, FP8_E5M2, FP16, FP32, FloatFormat, decode, encode
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number, show_number
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number, show_number
 
 find_ulp = Exercise(
     chapter="bits", name="find_ulp", number=3, title="How far to the next number?", difficulty=3, importance=5, minutes=10,
@@ -51,7 +51,7 @@ def kinds(fmt: FloatFormat, draw: random.Random) -> dict[str, list[float]]:
     }
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """One kind of number after the other, each in all formats."""
     numbers = {fmt: kinds(fmt, draw) for fmt in FORMATS}
     for kind in numbers[FP16]:
@@ -60,7 +60,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             for x in numbers[fmt][kind]:
                 case = f"for {min(show_number(x), repr(x), key=len)} in {fmt.name}"
                 found[case] = read_number(call_answer(answer, case, x, fmt), case)
-        yield Turn("", {kind: found})
+        yield Case("", {kind: found})
 
 
 SIZE, EXPONENT = "size = max(abs(x), fmt.smallest_normal)", "exponent = math.frexp(size)[1] - 1"
@@ -69,42 +69,51 @@ CLAMPED = "exponent = max(math.frexp(size)[1] - 1, fmt.min_exponent)"
 LOG = "exponent = max(math.floor(math.log2(size)), fmt.min_exponent)"
 
 find_ulp.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, cases=cases, mistakes=[
         Mistake("constant eps", edits={RETURN: "return fmt.eps"},
-                told="you return eps for every x. That is the gap from 1 to 2; it doubles at each power of two"),
+                feedback="you return eps for every x. That is the gap from 1 to 2; it doubles at each power of two"),
         Mistake("eps · |x|", edits={RETURN: "return size * fmt.eps"},
-                told="your gap grows with every x. It grows only at powers of two: it is eps times the one at or below |x|"),
+                feedback="your gap grows with every x. It grows only at powers of two: it is eps times the one at or below |x|"),
         Mistake("twice as wide", edits={EXPONENT: "exponent = math.frexp(size)[1]"},
-                told="your gap is twice as wide as it should be: is your exponent that of 1.m? Do all the stored bits count?"),
+                feedback="your gap is twice as wide as it should be: is your exponent that of 1.m? Do all the stored bits "
+                         "count?"),
         Mistake("exponent cut to an int", edits={EXPONENT: "exponent = int(math.log2(size))"},
-                told="between powers of two below 1 your exponent is one too high, as if rounded towards zero, which `int` does"),
+                feedback="between powers of two below 1 your exponent is one too high, as if rounded towards zero, which `int` "
+                         "does"),
         Mistake("hidden 1 counted", edits={RETURN: "return math.ldexp(1.0, exponent - fmt.significand_bits - 1)"},
-                told="your gap is half of what it should be: M stored bits make 2^M steps to the next power of two, not 2^(M+1)"),
-        Mistake("fp16 only", breaks="any format", answer=lambda x, fmt: right(x, FP16),
-                told="you return fp16's gap for every format: use `fmt.significand_bits` and `fmt.min_exponent`"),
+                feedback="your gap is half of what it should be: M stored bits make 2^M steps to the next power of two, not "
+                         "2^(M+1)"),
+        Mistake("fp16 only", violates="any format", answer=lambda x, fmt: right(x, FP16),
+                feedback="you return fp16's gap for every format: use `fmt.significand_bits` and `fmt.min_exponent`"),
         Mistake("fp16's range", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED.replace("fmt.min_exponent", "-14")},
-                told="your exponent stops at −14 in every format, as in fp16: use `fmt.min_exponent`"),
+                feedback="your exponent stops at −14 in every format, as in fp16: use `fmt.min_exponent`"),
         Mistake("float64's gap", answer=lambda x, fmt: math.ulp(x),
-                told="you return the gap of Python's own floats, as `math.ulp` does. They have 52 bits: you need those of `fmt`"),
-        Mistake("gap below a power", breaks="the gap above it", answer=lambda x, fmt: right(math.nextafter(abs(x), 0), fmt),
-                told="at a power of two you return the gap below it. Return the gap above it, which is twice as wide"),
-        Mistake("negative is tiny", breaks="|x|", edits={SIZE: "size = max(x, fmt.smallest_normal)"},
-                told="you return the smallest gap for every negative number. Both sides of zero are alike: begin with `abs(x)`"),
+                feedback="you return the gap of Python's own floats, as `math.ulp` does. They have 52 bits: you need those of "
+                         "`fmt`"),
+        Mistake("gap below a power", violates="the gap above it", answer=lambda x, fmt: right(math.nextafter(abs(x), 0), fmt),
+                feedback="at a power of two you return the gap below it. Return the gap above it, which is twice as wide"),
+        Mistake("negative is tiny", violates="|x|", edits={SIZE: "size = max(x, fmt.smallest_normal)"},
+                feedback="you return the smallest gap for every negative number. Both sides of zero are alike: begin with "
+                         "`abs(x)`"),
         Mistake("signed", edits={RETURN: f"{RETURN} * math.copysign(1.0, x)"},
-                told="your gap is negative for a negative number. A gap has no sign"),
+                feedback="your gap is negative for a negative number. A gap has no sign"),
         Mistake("log2 of a negative", edits={SIZE: "size = x", EXPONENT: LOG},
-                told="a negative number has no logarithm. The gaps are the same on both sides of zero: begin with `abs(x)`"),
+                feedback="a negative number has no logarithm. The gaps are the same on both sides of zero: begin with `abs(x)`"),
         Mistake("log2", edits={EXPONENT: LOG},
-                told="just below a power of two you return the gap above it. `math.log2` rounds up there; `math.frexp` is exact"),
+                feedback="just below a power of two you return the gap above it. `math.log2` rounds up there; `math.frexp` is "
+                         "exact"),
         Mistake("rounds x first", answer=lambda x, fmt: right(decode(encode(x, fmt), fmt), fmt),
-                told="where x would round up to a power of two, you return the gap above that: don't round x first"),
+                feedback="where x would round up to a power of two, you return the gap above that: don't round x first"),
         Mistake("keeps halving", edits={SIZE: "size = abs(x) or fmt.smallest_normal"},
-                told="your gap keeps halving below the smallest normal number: keep the exponent at `fmt.min_exponent` there"),
+                feedback="your gap keeps halving below the smallest normal number: keep the exponent at `fmt.min_exponent` "
+                         "there"),
         Mistake("no subnormals", answer=lambda x, fmt: right(x, fmt) if abs(x) >= fmt.smallest_normal else fmt.smallest_normal,
-                told="below the smallest normal number your gap is that number. Subnormals are `fmt.smallest_subnormal` apart"),
-        Mistake("frexp of 0", breaks="0 included", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},
-                told="your gap at 0 is that at ½: `math.frexp(0.0)` gives the exponent 0. Next to 0 are the smallest subnormals"),
+                feedback="below the smallest normal number your gap is that number. Subnormals are `fmt.smallest_subnormal` "
+                         "apart"),
+        Mistake("frexp of 0", violates="0 included", edits={SIZE: "size = abs(x)", EXPONENT: CLAMPED},
+                feedback="your gap at 0 is that at ½: `math.frexp(0.0)` gives the exponent 0. Next to 0 are the smallest "
+                         "subnormals"),
         Mistake("nothing at 0", edits={RETURN: f"{RETURN} if x else 0.0"},
-                told="you return 0 for 0. The gap there is `fmt.smallest_subnormal`: that is the next number"),
+                feedback="you return 0 for 0. The gap there is `fmt.smallest_subnormal`: that is the next number"),
     ],
 )  # fmt: skip

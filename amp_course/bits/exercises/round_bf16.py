@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, Wrong, call_answer, read_dict
+from amp_course.checking import Case, Exercise, Mistake, Results, Wrong, call_answer, read_dict
 from amp_course.checking.differences import show_value
 from amp_course.checking.reading import read_number, read_tensor
 
@@ -76,7 +76,7 @@ def tensors() -> dict[str, Tensor]:
     return shaped | {f"for {'an' if kind == 'empty' else 'a'} {kind} tensor": x for kind, x in some.items()}
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """The number; then tensors of many shapes; then each kind of pattern, and some drawn; then the values of the tensors."""
     differs, function = read_answer(answer)
     number = torch.tensor(differs, dtype=torch.float64).float()
@@ -84,21 +84,21 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     same = "" if low + odd > 0x8000 else {0: "bf16 has it", 0x8000: "a tie"}.get(low, "less than half")
     clue = same if number.isfinite() else "not finite"
     facts = {"value": write(differs), "nearest": write(number.bfloat16().item()), "low": f"0x{low:04X}"}
-    yield Turn("", {"`differs`": "the same" if clue else "different"}, facts, {"why": clue})
+    yield Case("", {"`differs`": "the same" if clue else "different"}, facts, {"why": clue})
     results: dict[str, Tensor] = {}
     for case, x in tensors().items():
         before = x.clone()
         results[case] = got = read_tensor(call_answer(function, case, x), case, "a bfloat16 tensor")
         after = "unchanged" if x.view(torch.int32).equal(before.view(torch.int32)) else "changed"
-        yield Turn(case, {"x": after, "the dtype": show_value(got.dtype), "the shape": str(tuple(got.shape))})
+        yield Case(case, {"x": after, "the dtype": show_value(got.dtype), "the shape": str(tuple(got.shape))})
     drawn = tuple(p for p in (draw.getrandbits(32) for _ in range(500)) if p & 0x7FFFFFFF <= 0x7F800000)  # no NaN
     for kind, patterns in {**KINDS, "any numbers": drawn}.items():
         x = torch.from_numpy(np.array(patterns, np.uint32).view(np.float32))
         got = read_tensor(call_answer(function, f"for {kind}", x.clone()), f"for {kind}", "a bfloat16 tensor", x.shape)
         cases = (f"for {write(value)} (0x{p:08X})" for value, p in zip(x.tolist(), patterns, strict=True))
-        yield Turn("", {kind: Results(zip(cases, got.double().tolist(), strict=True))})
+        yield Case("", {kind: Results(zip(cases, got.double().tolist(), strict=True))})
     values = ((case, got.double().tolist()) for case, got in results.items())
-    yield Turn("", {"the values": Results(values, "the result")})
+    yield Case("", {"the values": Results(values, "the result")})
 
 
 def both(function: Callable[[Tensor], Any], differs: float = 0.1) -> dict[str, Any]:
@@ -110,46 +110,50 @@ CHANGED = "your function changes x. Whatever works in place on x or a view of it
 TOP = torch.finfo(torch.bfloat16).max
 
 round_bf16.judge_by(
-    right=both(right), play=play, said={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}, mistakes=[
-        Mistake("bf16 has it", breaks="different bf16 numbers", answer=both(right, 1.0),
-                told=SAME + ": as float32 its lower 16 bits are 0, so nothing is lost. " + MORE),
+    right=both(right), cases=cases, said={"`differs`": f"{SAME}. {MORE}", "x": CHANGED}, mistakes=[
+        Mistake("bf16 has it", violates="different bf16 numbers", answer=both(right, 1.0),
+                feedback=SAME + ": as float32 its lower 16 bits are 0, so nothing is lost. " + MORE),
         Mistake("less than half", answer=both(right, 1.001),
-                told=SAME + ", which is the nearest: the lower half, {low}, is less than half a step. " + MORE),
+                feedback=SAME + ", which is the nearest: the lower half, {low}, is less than half a step. " + MORE),
         Mistake("an even tie", answer=both(right, 1 + 2**-8),
-                told=SAME + ": as float32 it is a tie, and the upper half is even already. " + MORE),
+                feedback=SAME + ": as float32 it is a tie, and the upper half is even already. " + MORE),
         Mistake("not finite", answer=both(right, math.inf),
-                told="`differs` is {value}. Look for a number that is finite in float32"),
-        Mistake("in place", breaks="x stays unchanged", answer=both(lambda x: right(x.neg_())), told=CHANGED),
+                feedback="`differs` is {value}. Look for a number that is finite in float32"),
+        Mistake("in place", violates="x stays unchanged", answer=both(lambda x: right(x.neg_())), feedback=CHANGED),
         Mistake("returns patterns", answer=both(lambda x: (x.view(torch.int32) + 0x7FFF) >> 16),
-                told="your function returns ints. If they are patterns, `.to(torch.int16).view(torch.bfloat16)` makes them bf16"),
-        Mistake("returns float32", breaks="bfloat16", answer=both(lambda x: right(x).float()),
-                told="your function returns float32 numbers. Return bfloat16, with half as many bits"),
-        Mistake("flattens", breaks="in the same shape", answer=both(lambda x: right(x.reshape(-1))),
-                told="your result is flat, whatever the shape of x. Keep the shape"),
+                feedback="your function returns ints. If they are patterns, `.to(torch.int16).view(torch.bfloat16)` makes them "
+                         "bf16"),
+        Mistake("returns float32", violates="bfloat16", answer=both(lambda x: right(x).float()),
+                feedback="your function returns float32 numbers. Return bfloat16, with half as many bits"),
+        Mistake("flattens", violates="in the same shape", answer=both(lambda x: right(x.reshape(-1))),
+                feedback="your result is flat, whatever the shape of x. Keep the shape"),
         Mistake("converts the pattern", answer=both(lambda x: (x.view(torch.int32) >> 16).to(torch.bfloat16)),
-                told="you convert the pattern to bf16 as if it were a number: `.to(torch.int16).view(torch.bfloat16)` keeps it"),
+                feedback="you convert the pattern to bf16 as if it were a number: `.to(torch.int16).view(torch.bfloat16)` keeps "
+                         "it"),
         Mistake("loses the sign", answer=both(lambda x: right(x.abs())),
-                told="negative numbers come out positive. The sign is the first bit of the upper half: keep it"),
+                feedback="negative numbers come out positive. The sign is the first bit of the upper half: keep it"),
         Mistake("cuts", answer=both(lambda x: right(x, lambda bits: 0)),
-                told="numbers whose lower half is above 0x8000 are cut, and the next value is nearer: add something first"),
+                feedback="numbers whose lower half is above 0x8000 are cut, and the next value is nearer: add something first"),
         Mistake("always up", answer=both(lambda x: right(x, lambda bits: 0xFFFF)),
-                told="you always round away from zero. If the lower half is less than 0x8000, the upper half stays as it is"),
+                feedback="you always round away from zero. If the lower half is less than 0x8000, the upper half stays as it is"),
         Mistake("half up", answer=both(lambda x: right(x, lambda bits: 0x8000)),
-                told="ties always go up. A tie, a lower half of 0x8000, goes up only if the upper half is odd"),
+                feedback="ties always go up. A tie, a lower half of 0x8000, goes up only if the upper half is odd"),
         Mistake("half down", answer=both(lambda x: right(x, lambda bits: 0x7FFF)),
-                told="ties always go down. A tie, a lower half of 0x8000, goes up if the upper half is odd"),
+                feedback="ties always go down. A tie, a lower half of 0x8000, goes up if the upper half is odd"),
         Mistake("ties to odd", answer=both(lambda x: right(x, lambda bits: 0x8000 - ((bits >> 16) & 1))),
-                told="your ties go to the odd neighbour. A tie, a lower half of 0x8000, goes up only if the upper half is odd"),
+                feedback="your ties go to the odd neighbour. A tie, a lower half of 0x8000, goes up only if the upper half is "
+                         "odd"),
         Mistake("only positive", answer=both(lambda x: torch.where(x > 0, right(x), right(x, lambda bits: 0))),
-                told="you round positive numbers and only cut negative ones. Rounding is the same on both sides of zero"),
+                feedback="you round positive numbers and only cut negative ones. Rounding is the same on both sides of zero"),
         Mistake("flushes subnormals", answer=both(lambda x: torch.where(x.abs() < 2.0**-126, x * 0, right(x)).bfloat16()),
-                told="subnormals become zero. Their bits are cut and rounded like all others"),
+                feedback="subnormals become zero. Their bits are cut and rounded like all others"),
         Mistake("clamps", answer=both(lambda x: right(x.clamp(-TOP, TOP))),
-                told="what is too large becomes bf16's largest number. The carry would make it inf, as it should be"),
-        Mistake("NaN lost", breaks="NaN included", answer=both(careless),
-                told="the carry damages NaN: some become inf, some zero. Check for NaN, `x.isnan()`, and put one in its place"),
+                feedback="what is too large becomes bf16's largest number. The carry would make it inf, as it should be"),
+        Mistake("NaN lost", violates="NaN included", answer=both(careless),
+                feedback="the carry damages NaN: some become inf, some zero. Check for NaN, `x.isnan()`, and put one in its "
+                         "place"),
         Mistake("only some NaN",
                 answer=both(lambda x: torch.where(x.view(torch.int32) & 0x7FFFFFFF > 0x7F80FFFF, torch.nan, careless(x))),
-                told="you miss those NaN whose upper half is that of inf: `x.isnan()` finds all"),
+                feedback="you miss those NaN whose upper half is that of inf: `x.isnan()` finds all"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.anomaly_warmup import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, read_losses, run_answer
@@ -48,7 +48,7 @@ def right(model: Any, batches: Any, scaler: Any) -> list[float]:
     return losses
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train from a new scaler's scale, which overflows at first, and from a low one: without an overflow, and with a late one."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -82,15 +82,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         weights.append(flat(model.parameters()))
         change = weights[-1] - weights[0]
         updated = [number for number in range(1, len(weights)) if not torch.equal(weights[number - 1], weights[number])]
-        yield Turn(case, {
+        yield Case(case, {
             "the number of forward passes": len(weights) - 1,
             "the dtype that the first layer computes in": " and ".join(sorted(dtypes)),
             "the batches that change the weights": updated,
             "the change of the weights": change,
             "the loss scale at the end": scaler.get_scale(),
             "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number != overflow]),
-        }, clues={"change": change})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        }, evidence={"change": change})  # fmt: skip
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 OPTIMIZER, LOOP = "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", "for inputs, targets in batches:"
@@ -107,51 +107,52 @@ RAISES = (
 )
 
 anomaly_warmup.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, the backward pass that raised had a loss scale of 65,536; with a scale of 256, none "
                         "raises."),
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient, told=RAISES),
-        Mistake("anomaly mode later", breaks="whether in the first steps or later", edits={BACKWARD: LATE},
-                told="anomaly mode is on for later batches, and raises at the next overflow. "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient, feedback=RAISES),
+        Mistake("anomaly mode later", violates="whether in the first steps or later", edits={BACKWARD: LATE},
+                feedback="anomaly mode is on for later batches, and raises at the next overflow. "
                 "Overflows come later, too: leave it out while the loss is scaled"),
-        Mistake("a lower scale", breaks="scaler as you get it",
+        Mistake("a lower scale", violates="scaler as you get it",
                 edits={OPTIMIZER: f'{OPTIMIZER}\nscaler = torch.amp.GradScaler("cpu", init_scale=256.0)', BACKWARD: WATCHED},
-                told="a lower scale of your own only helps until the next overflow, which raises again: keep the scaler that you "
+                feedback="a lower scale of your own only helps until the next overflow, which raises again: keep the scaler "
+                         "that you "
                 "get, and leave anomaly mode out"),
         Mistake("another scaler", edits={OPTIMIZER: f'{OPTIMIZER}\nscaler = torch.amp.GradScaler("cpu", init_scale=256.0)'},
-                told="the scaler that you get is not used: use it: it finds a lower scale "
+                feedback="the scaler that you get is not used: use it: it finds a lower scale "
                 "on its own"),
         Mistake("divides the loss", edits={BACKWARD: "scaler.scale(loss / 256).backward()"},
-                told="every update is 256 times too small, as if the loss were divided: leave it "
+                feedback="every update is 256 times too small, as if the loss were divided: leave it "
                 "as it is, and let the scaler find a scale that fits"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="nothing skips an overflow any more, and small gradients are lost: scale the "
+                feedback="nothing skips an overflow any more, and small gradients are lost: scale the "
                 "loss, and step with `scaler.step(optimizer)`"),
         Mistake("catches the error", edits={BACKWARD: f"{CAUGHT}\n    {KEEP}\n    continue"},
-                told="the scaler never hears of the overflow, whether the error is caught or inf "
+                feedback="the scaler never hears of the overflow, whether the error is caught or inf "
                 "and NaN are replaced by 0 before it looks. So it keeps its scale, and the next "
                 "batch overflows as well: let it see the gradients as they are, without anomaly "
                 "mode"),
-        Mistake("replaces NaN", breaks="none where the gradients overflow", edits={STEP: f"{REPLACED}\n{STEP}"},
-                told="the scaler takes steps that it should skip, as NaN and inf are replaced "
+        Mistake("replaces NaN", violates="none where the gradients overflow", edits={STEP: f"{REPLACED}\n{STEP}"},
+                feedback="the scaler takes steps that it should skip, as NaN and inf are replaced "
                 "before it looks: leave the gradients as they are"),
-        Mistake("tries again", breaks="one update per batch",
+        Mistake("tries again", violates="one update per batch",
                 edits={LOOP: "queue = list(batches)\nwhile queue:\n    inputs, targets = queue.pop(0)\n    before = "
                        "scaler.get_scale()",
                        UPDATE: f"{UPDATE}\nif before > scaler.get_scale() and loss.isfinite():\n    queue.insert(0, (inputs, "
                        "targets))\n    continue"},
-                told="a batch that overflows goes through the model again: let the scaler skip "
+                feedback="a batch that overflows goes through the model again: let the scaler skip "
                 "it, and go on with the next one"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` is missing, without which the scale never falls: call it "
+                feedback="`scaler.update()` is missing, without which the scale never falls: call it "
                 "after each `scaler.step`"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, and the card asks for fp16: let the scaler deal with its overflows"),
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now, and the card asks for fp16: let the scaler deal with its overflows"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, and the card asks for fp16: let the scaler deal with its overflows"),
+                feedback="the forward pass runs in bf16 now, and the card asks for fp16: let the scaler deal with its overflows"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="nothing clears the gradients, so the inf or NaN of the first overflow stays "
+                feedback="nothing clears the gradients, so the inf or NaN of the first overflow stays "
                 "in them, and no step is taken after it: call `optimizer.zero_grad()` for each "
                 "batch"),
     ],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.bf16_updates import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
@@ -52,7 +52,7 @@ def right(model: Any, batches: Any, lr: float) -> list[float]:
 CASES = (("with a learning rate of 2^-10", 2.0**-10), ("with a learning rate of 1/8", 0.125))
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train weights between 0.5 and 1, where half an ulp of bf16 is 2^-9: by updates that are smaller, and by larger ones."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -76,13 +76,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         hook.remove()
         losses = read_losses(got, case, len(batches))
         dtypes = " and ".join(sorted({str(parameter.dtype)[6:] for parameter in model.parameters()}))
-        yield Turn(case, {
+        yield Case(case, {
             "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
             "the change of the weights": flat(model.parameters()) - flat(start.parameters()),
             "the dtype of the parameters at the end": dtypes,
             "the losses": losses,
-        }, clues={"dtypes": dtypes})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        }, evidence={"dtypes": dtypes})  # fmt: skip
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=lr)"
@@ -98,32 +98,35 @@ ON_COPY = {
 }
 
 bf16_updates.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, updates are around 0.0001, and bf16 numbers between 1 and 2 are 0.0078 apart."),
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="the weights are in bf16, and most updates are smaller than half the distance to the next bf16 number, so "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback="the weights are in bf16, and most updates are smaller than half the distance to the next bf16 number, "
+                         "so "
                 "they are rounded away. Keep the weights in fp32, and let autocast cast them"),
         Mistake("back to fp32 at the end", edits={OPTIMIZER: IN_BF16, RETURN: f"model.float()\n{RETURN}"},
-                told="the weights are rounded to bf16 after each update, which takes the update away. To convert them "
+                feedback="the weights are rounded to bf16 after each update, which takes the update away. To convert them "
                 "afterwards brings nothing back: keep them in fp32 all the time"),
         Mistake("a higher rate", edits={OPTIMIZER: IN_BF16.replace("lr=lr", "lr=100 * lr")},
-                told="at a higher learning rate more updates survive the rounding, but it is another training: keep the rate, "
+                feedback="at a higher learning rate more updates survive the rounding, but it is another training: keep the "
+                         "rate, "
                 "and the weights in fp32"),
         Mistake("a higher rate in fp32", edits={OPTIMIZER: OPTIMIZER.replace("lr=lr", "lr=100 * lr")},
-                told="fp32 weights were enough: with them no update is lost, and the learning rate can stay as it is"),
-        Mistake("all in fp32", breaks="its layers compute in bf16", edits={REGION: "if True:"},
-                told="no update is lost, but the layers compute in fp32 too: only the weights have to be kept in fp32. Run the "
+                feedback="fp32 weights were enough: with them no update is lost, and the learning rate can stay as it is"),
+        Mistake("all in fp32", violates="its layers compute in bf16", edits={REGION: "if True:"},
+                feedback="no update is lost, but the layers compute in fp32 too: only the weights have to be kept in fp32. Run "
+                         "the "
                 "forward pass under autocast"),
         Mistake("in fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                told="the layers compute in fp16 now, and the card asks for bf16"),
+                feedback="the layers compute in fp16 now, and the card asks for bf16"),
         Mistake("a copy that never learns", edits=ON_COPY,
-                told="the fp32 weights move, but the layers compute with those of the start for every batch: after each "
+                feedback="the fp32 weights move, but the layers compute with those of the start for every batch: after each "
                 "update, copy the new weights to where the layers compute"),
-        Mistake("trains a copy", breaks="At the end its parameters are in fp32",
+        Mistake("trains a copy", violates="At the end its parameters are in fp32",
                 edits={OPTIMIZER: f"model = copy.deepcopy(model)\n{OPTIMIZER}"},
-                told="the model that you are given stays as it is, whether a copy of it is "
+                feedback="the model that you are given stays as it is, whether a copy of it is "
                 "trained or no step is taken: write the new weights into its parameters"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
     ],
 )  # fmt: skip

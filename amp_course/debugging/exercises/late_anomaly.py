@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.late_anomaly import elu as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -44,7 +44,7 @@ CASES = (
 )
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Take values and gradients near 0 and far from it."""
     causes = []
     for case, numbers in CASES:
@@ -58,13 +58,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         )  # positive, so that nothing cancels for alpha
         if got.requires_grad:
             got.backward(arriving.to(got.dtype))
-        yield Turn(case, {
+        yield Case(case, {
             "the result": result,
             "the gradient for `alpha`": "missing" if alpha.grad is None else alpha.grad,
             "the gradient for `x`": "missing" if x.grad is None else x.grad / arriving + 0.0,  # 0.0 for -0.0
         })  # fmt: skip
         causes.append(named)
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 SAFE, CURVE = "safe = torch.where(x > 0, 0.0, x)", "curve = alpha * (torch.exp(safe) - 1)"
@@ -76,42 +76,42 @@ BRANCH = (
 )
 
 late_anomaly.judge_by(
-    right=right, play=play, tolerance=1e-4,
+    right=right, cases=cases, tolerance=1e-4,
     said=describe_cause("In the patient, the loss is finite in step 1, and so are the data. At x = 200, the values of `curve`, "
                         "which nobody uses, are inf."),
     mistakes=[
-        Mistake("unchanged", breaks="an `elu` without the fault", answer=patient, told=BRANCH),
+        Mistake("unchanged", violates="an `elu` without the fault", answer=patient, feedback=BRANCH),
         Mistake("limits the curve", edits={SAFE: UNSAFE, CURVE: "curve = alpha * (torch.exp(x).clamp(max=1e30) - 1)"},
-                told="the result of `exp` is finite now, but its derivative is still inf for "
+                feedback="the result of `exp` is finite now, but its derivative is still inf for "
                 "large x: limit its argument"),
-        Mistake("in fp64", breaks="up to 1,000",
+        Mistake("in fp64", violates="up to 1,000",
                 edits={SAFE: "safe = x.double()", RETURN: "return torch.where(x > 0, x, curve).float()"},
-                told="the exponential overflows only later now, as it does in fp64 from 709.7 on: "
+                feedback="the exponential overflows only later now, as it does in fp64 from 709.7 on: "
                 "give it a safe argument instead"),
-        Mistake("replaces NaN gradients", breaks="right gradients", edits={SAFE: f"{UNSAFE}\n{HOOKS}"},
-                told="the gradients are finite now, but wrong: a NaN that is replaced by 0 loses "
+        Mistake("replaces NaN gradients", violates="right gradients", edits={SAFE: f"{UNSAFE}\n{HOOKS}"},
+                feedback="the gradients are finite now, but wrong: a NaN that is replaced by 0 loses "
                 "the true gradient. Make sure that no NaN arises"),
-        Mistake("limits x", breaks="the same values", edits={SAFE: "x = safe = x.clamp(max=80)"},
-                told="large values of x are cut off in the result, too: limit only what goes into `exp`"),
+        Mistake("limits x", violates="the same values", edits={SAFE: "x = safe = x.clamp(max=80)"},
+                feedback="large values of x are cut off in the result, too: limit only what goes into `exp`"),
         Mistake("a mask", edits={SAFE: UNSAFE, RETURN: "return (x > 0) * x + (x <= 0) * curve"},
-                told="a product with 0 does not remove an inf, since 0 · inf is NaN: give `exp` a safe argument"),
-        Mistake("torch.minimum", breaks="At x = 0, the gradient for `x` is `alpha`",
+                feedback="a product with 0 does not remove an inf, since 0 · inf is NaN: give `exp` a safe argument"),
+        Mistake("torch.minimum", violates="At x = 0, the gradient for `x` is `alpha`",
                 edits={SAFE: "safe = torch.minimum(x, torch.zeros_like(x))"},
-                told="at x = 0 only half of the gradient comes through, as at a tie in "
+                feedback="at x = 0 only half of the gradient comes through, as at a tie in "
                 "`torch.minimum`: take `torch.where` or `clamp`"),
         Mistake("a ReLU", edits={SAFE: "safe = -torch.relu(-x)"},
-                told="at x = 0 no gradient comes through the curve. The derivative of `relu` and of "
+                feedback="at x = 0 no gradient comes through the curve. The derivative of `relu` and of "
                 "`abs` is 0 there, and so is that of a constant in x's place: replace x only where x > 0"),
         Mistake("0 counted as positive", edits={SAFE: SAFE.replace(">", ">="), RETURN: RETURN.replace(">", ">=")},
-                told="at x = 0 the gradient is 1, as that of the line, and the card asks for the "
+                feedback="at x = 0 the gradient is 1, as that of the line, and the card asks for the "
                 "curve's: test for `x > 0`"),
         Mistake("a sum of two clamps", edits={RETURN: "return x.clamp(min=0) + curve"},
-                told="at x = 0 the gradients of both branches add up to 1 + alpha: let "
+                feedback="at x = 0 the gradients of both branches add up to 1 + alpha: let "
                 "`torch.where` choose one"),
         Mistake("leaves out the curve", edits={RETURN: "return torch.where(x > 0, x, 0.0 * curve)"},
-                told="below 0 the result is 0 now, as in a ReLU: the curve has to stay"),
+                feedback="below 0 the result is 0 now, as in a ReLU: the curve has to stay"),
         Mistake("without gradients", edits={CURVE: "curve = alpha * (torch.exp(safe.detach()) - 1)"},
-                told="no gradient for `x` passes through `exp`, although it should below 0: is "
+                feedback="no gradient for `x` passes through `exp`, although it should below 0: is "
                 "there a `detach` or a `no_grad`?"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.masked_rows import attend as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -78,7 +78,7 @@ def draw_inputs(
     return queries, keys, values, arriving
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Attend and go back, in each dtype, to sequences with some padding and with nothing else, and to large scores."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -98,7 +98,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         mended = bool(output.isfinite().all())
         finite = [bool(one.isfinite().all()) for one in gradients] if mended else []
         noisy = scores == "large" and dtype == torch.float16  # a sum of rounding errors, times 84
-        yield Turn(case, {
+        yield Case(case, {
             "the output": output.clone(),
             "the gradient of the queries": gradients[0].isfinite() if noisy else gradients[0],
             "the gradient of the keys": gradients[1],
@@ -106,8 +106,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "the arguments that your function changes": [
                 name for name, one in zip(("queries", "keys", "values", "keep"), changed, strict=True) if one
             ],
-        }, clues={"finite": finite})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        }, evidence={"finite": finite})  # fmt: skip
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 HIDDEN, FILL = "hidden = ~keep[:, None, :]", "scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"
@@ -120,78 +120,79 @@ NORMALISED = "weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)).t
 EMPTY = f"empty = ~keep.any(dim=-1)\nkeep[empty] = True\n{HIDDEN}"
 
 masked_rows.judge_by(
-    right=right, play=play, tolerance=2e-2,
+    right=right, cases=cases, tolerance=2e-2,
     said=describe_cause("In the patient, one sequence is nothing but padding, and the softmax of a row of −inf is NaN."),
     mistakes=[
-        Mistake("unchanged", breaks="an `attend` without the fault", answer=patient,
-                told="where a sequence is nothing but padding, its rows of weights are NaN, as "
+        Mistake("unchanged", violates="an `attend` without the fault", answer=patient,
+                feedback="where a sequence is nothing but padding, its rows of weights are NaN, as "
                 "`softmax` of a row of −inf is: fill with a finite number, and set the weights of "
                 "padding to 0 after the softmax"),
-        Mistake("fills with too high a number", breaks="with scores as large as the dtype holds",
+        Mistake("fills with too high a number", violates="with scores as large as the dtype holds",
                 edits={FILL: "scores = scores.masked_fill(hidden, -100.0)"},
-                told="the number that stands for padding, −100 or −10,000 perhaps, is not low "
+                feedback="the number that stands for padding, −100 or −10,000 perhaps, is not low "
                 "enough: where the scores of real tokens are lower, padding gets all the weight. "
                 "Fill with `torch.finfo(scores.dtype).min`"),
-        Mistake("zeros for NaN in the weights", breaks="and all gradients are 0",
+        Mistake("zeros for NaN in the weights", violates="and all gradients are 0",
                 edits={FILL: ADD_INF, WEIGHTS: f"{SOFTMAX}.nan_to_num(0.0)"},
-                told="the output is right now, and the gradients are not: they still go back "
+                feedback="the output is right now, and the gradients are not: they still go back "
                 "through a softmax that gave NaN, and 0 times NaN is NaN. Fill with a finite "
                 "number instead of −inf"),
         Mistake("zeros for NaN in the output",
                 edits={FILL: ADD_INF, WEIGHTS: SOFTMAX, RETURN: "return (weights @ values).nan_to_num(0.0)"},
-                told="the output is right now, and the gradients are not: they go back through "
+                feedback="the output is right now, and the gradients are not: they go back through "
                 "weights of NaN, and 0 times NaN is NaN. Fill with a finite number instead of "
                 "−inf, so that the weights are never NaN"),
-        Mistake("the mean of the padding", breaks="the output and all gradients are 0", edits={WEIGHTS: SOFTMAX},
-                told="where a sequence is nothing but padding, all weights are equal, so the "
+        Mistake("the mean of the padding", violates="the output and all gradients are 0", edits={WEIGHTS: SOFTMAX},
+                feedback="where a sequence is nothing but padding, all weights are equal, so the "
                 "output is the mean of the padding: set the weights of padding to 0 after the "
                 "softmax"),
         Mistake("attends to the padding", edits={HIDDEN: "hidden = ~(keep | ~keep.any(dim=-1, keepdim=True))[:, None, :]"},
-                told="a sequence of nothing but padding attends to its padding now: no NaN, but its output has to be 0"),
-        Mistake("fills with −1e9", breaks="fp32, fp16 and bf16", edits={FILL: "scores = scores.masked_fill(hidden, -1e9)"},
-                told="fp16 ends at −65504, so you cannot fill with a lower number, such as −1e9: "
+                feedback="a sequence of nothing but padding attends to its padding now: no NaN, but its output has to be 0"),
+        Mistake("fills with −1e9", violates="fp32, fp16 and bf16", edits={FILL: "scores = scores.masked_fill(hidden, -1e9)"},
+                feedback="fp16 ends at −65504, so you cannot fill with a lower number, such as −1e9: "
                 "take `torch.finfo(scores.dtype).min`"),
         Mistake("adds −1e9", edits={FILL: "scores = scores + hidden.to(scores.dtype) * -1e9"},
-                told="in fp16 a number such as −1e9 becomes −inf, so the softmax of a row of "
+                feedback="in fp16 a number such as −1e9 becomes −inf, so the softmax of a row of "
                 "padding is NaN there: fill with `torch.finfo(scores.dtype).min`"),
         Mistake("adds fp32's lowest number",
                 edits={FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(torch.float32).min"},
-                told="the lowest number of fp32 becomes −inf in fp16 and bf16, so the softmax of "
+                feedback="the lowest number of fp32 becomes −inf in fp16 and bf16, so the softmax of "
                 "a row of padding is NaN there: fill with `torch.finfo(scores.dtype).min`"),
         Mistake("adds fp32's lowest number, and keeps the weights of padding", edits={
                     FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(torch.float32).min", WEIGHTS: SOFTMAX},
-                told="a sequence of nothing but padding gives the mean of the padding in fp32, "
+                feedback="a sequence of nothing but padding gives the mean of the padding in fp32, "
                 "and NaN in 16 bits, where the lowest number of fp32 becomes −inf: fill with "
                 "`torch.finfo(scores.dtype).min`, and set the weights of padding to 0 after the "
                 "softmax"),
         Mistake("adds the lowest number",
                 edits={FILL: "scores = scores + hidden.to(scores.dtype) * torch.finfo(scores.dtype).min"},
-                told="added to −65504, a score below −16 gives −inf in fp16, and a row of −inf has a softmax of NaN: put the "
+                feedback="added to −65504, a score below −16 gives −inf in fp16, and a row of −inf has a softmax of NaN: put the "
                 "lowest number in place of the score, by `masked_fill`"),
-        Mistake("masks only after the softmax", breaks="All else is as in `attend`", edits={FILL: "pass"},
-                told="padding takes part in the softmax, so the weights of the real tokens add up to less than 1: mask the "
+        Mistake("masks only after the softmax", violates="All else is as in `attend`", edits={FILL: "pass"},
+                feedback="padding takes part in the softmax, so the weights of the real tokens add up to less than 1: mask the "
                 "scores as well"),
         Mistake("an eps of 1e-9", edits={
                     FILL: "pass", WEIGHTS: f"{EXP}\nweights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)"},
-                told="1e-9 is 0 in fp16, so a sequence of padding still gives 0 / 0 there: fill the scores, and let "
+                feedback="1e-9 is 0 in fp16, so a sequence of padding still gives 0 / 0 there: fill the scores, and let "
                 "`softmax` divide"),
         Mistake("a sum of 0", edits={FILL: ADD_INF, WEIGHTS: "weights = scores.exp()\nweights = weights / weights.sum(-1, "
                                      "keepdim=True)"},
-                told="where a sequence is nothing but padding, the weights are divided by a sum "
+                feedback="where a sequence is nothing but padding, the weights are divided by a sum "
                 "of 0, which gives NaN, and `exp` of a large score is inf: fill the scores with a "
                 "finite number, and let `softmax` divide"),
         Mistake("exp of the scores", edits={FILL: "pass", WEIGHTS: f"{EXP_FP32}\n{NORMALISED}"},
-                told="`exp` of a large score is inf, and of a very low one 0, even in fp32. "
+                feedback="`exp` of a large score is inf, and of a very low one 0, even in fp32. "
                 "`softmax` subtracts the largest score first: fill the scores, and leave the rest "
                 "to it"),
-        Mistake("the wrong way round", breaks="`keep` (batch, keys) is True for real tokens",
+        Mistake("the wrong way round", violates="`keep` (batch, keys) is True for real tokens",
                 edits={HIDDEN: HIDDEN.replace("~", "")},
-                told="the real tokens are masked, and the padding is not: `keep` is True for what stays"),
-        Mistake("writes into the mask", breaks="the arguments stay unchanged", edits={
+                feedback="the real tokens are masked, and the padding is not: `keep` is True for what stays"),
+        Mistake("writes into the mask", violates="the arguments stay unchanged", edits={
                     HIDDEN: EMPTY, RETURN: "return (weights @ values).masked_fill(empty[:, None, None], 0.0)"},
-                told="your function writes into `keep`, which the caller still needs: make a new mask, `keep | empty[:, None]`"),
-        Mistake("fp32 comes back", breaks="returns the dtype that it gets",
+                feedback="your function writes into `keep`, which the caller still needs: make a new mask, `keep | empty[:, "
+                         "None]`"),
+        Mistake("fp32 comes back", violates="returns the dtype that it gets",
                 edits={RETURN: "return weights.float() @ values.float()"},
-                told="the values are right, but fp32 comes back: end with `.to(queries.dtype)`"),
+                feedback="the values are right, but fp32 comes back: end with `.to(queries.dtype)`"),
     ],
 )  # fmt: skip

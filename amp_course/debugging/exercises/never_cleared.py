@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.never_cleared import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, Recorded, describe_cause, read_losses, run_answer
@@ -58,7 +58,7 @@ CASES: tuple[tuple[str, float, tuple[int, ...]], ...] = (
 DTYPE = "the dtype that the first layer computes in"
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train through an overflow in the forward pass, at a small loss scale, and through overflows in the backward pass alone."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -81,16 +81,16 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         dtypes = " and ".join(sorted(recorded.dtypes))
         if scale > 2.0**16:  # how many updates are skipped at first depends on how the loss is written
             moves = [not torch.equal(one, other) for one, other in itertools.pairwise(recorded.weights)]
-            yield Turn(case, {DTYPE: dtypes, "whether the last three batches change the weights": moves[-3:]})
+            yield Case(case, {DTYPE: dtypes, "whether the last three batches change the weights": moves[-3:]})
             continue
         change = recorded.weights[-1] - recorded.weights[0]
-        yield Turn(case, {
+        yield Case(case, {
             DTYPE: dtypes,
             "the loss scale at the end": scaler.get_scale(),
             "the change of the weights": change,
             "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-        }, clues={"change": change, "used": scaler.state_dict()["_growth_tracker"]})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        }, evidence={"change": change, "used": scaler.state_dict()["_growth_tracker"]})  # fmt: skip
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 LOSSES, REGION = "losses = []", 'with torch.autocast("cpu", dtype=torch.float16):'
@@ -100,51 +100,52 @@ IF_LOWER, IF_NOT = "if scaler.get_scale() < scale:", "if scaler.get_scale() >= s
 NOTE = f"scale = scaler.get_scale()\n{BACKWARD}"
 
 never_cleared.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, the overflow of step 41 leaves inf in `.grad`, and every later step finds it there."),
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="nothing clears the gradients between batches. `backward()` adds to them, so the inf or NaN of one overflow "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback="nothing clears the gradients between batches. `backward()` adds to them, so the inf or NaN of one "
+                         "overflow "
                 "stays in `.grad`, and all later updates are skipped: call `optimizer.zero_grad()` for each batch"),
         Mistake("clears before the step", edits={CLEAR: "pass", BACKWARD: f"{BACKWARD}\n{CLEAR}"},
-                told="`scaler.step` finds no gradients: they are cleared between `backward()` and "
+                feedback="`scaler.step` finds no gradients: they are cleared between `backward()` and "
                 "the step, or `backward()` does not run. Clear them before `backward()` or after "
                 "the step, and run it for every batch"),
-        Mistake("clears only after real steps", breaks="and the next batch trains as usual", edits={
+        Mistake("clears only after real steps", violates="and the next batch trains as usual", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_NOT}\n    {CLEAR}"},
-                told="the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those of all later "
+                feedback="the gradients of a skipped step are not cleared, and the inf or NaN in them spoils those of all later "
                 "batches: drop them after each batch, by `zero_grad()` (0 times inf is NaN)"),
         Mistake("clears only after skipped steps", edits={
                     CLEAR: "pass", BACKWARD: NOTE, UPDATE: f"{UPDATE}\n{IF_LOWER}\n    {CLEAR}"},
-                told="after a step that is not skipped, the gradients stay in `.grad`, and add to "
+                feedback="after a step that is not skipped, the gradients stay in `.grad`, and add to "
                 "those of the next batch: clear all of them after each batch"),
-        Mistake("leaves the batch out", breaks="A batch that overflows is skipped by the scaler, which lowers the scale",
+        Mistake("leaves the batch out", violates="A batch that overflows is skipped by the scaler, which lowers the scale",
                 edits={CLEAR: "if not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
-                told="a batch whose loss is not finite never reaches the scaler, which cannot lower the scale, and gradients "
+                feedback="a batch whose loss is not finite never reaches the scaler, which cannot lower the scale, and gradients "
                 "still add up: leave the skipping to the scaler, and clear the gradients"),
         Mistake("leaves the batch out, and clears",
                 edits={CLEAR: f"{CLEAR}\nif not loss.isfinite():\n    losses.append(loss.item())\n    continue"},
-                told="a batch whose loss is not finite never reaches the scaler, so it cannot "
+                feedback="a batch whose loss is not finite never reaches the scaler, so it cannot "
                 "lower the scale: leave the skipping to the scaler"),
         Mistake("steps without the scaler", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
+                feedback="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
                 "`scaler.step(optimizer)`, which skips it"),
-        Mistake("a scaler of its own", breaks="by the optimizer and the scaler that you are given",
+        Mistake("a scaler of its own", violates="by the optimizer and the scaler that you are given",
                 edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
-                told="the scale of the caller's scaler never changes: use the scaler that you are "
+                feedback="the scale of the caller's scaler never changes: use the scaler that you are "
                 "given, and make none"),
         Mistake("an optimizer of its own", edits={LOSSES: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOSSES}"},
-                told="the updates are not those of the caller's optimizer, with its momentum: use "
+                feedback="the updates are not those of the caller's optimizer, with its momentum: use "
                 "the one that you are given, and make none"),
         Mistake("holds the scale up", edits={CLEAR: "pass", UPDATE: "scaler.update(max(scaler.get_scale(), 1024.0))"},
-                told="the scale does not fall, but the inf or NaN of a skipped step is still in "
+                feedback="the scale does not fall, but the inf or NaN of a skipped step is still in "
                 "`.grad`, and all later steps are skipped, too: clear the gradients"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="nothing skips an update that has overflowed, and the weights become NaN: "
+                feedback="nothing skips an update that has overflowed, and the weights become NaN: "
                 "scale the loss, and step with `scaler.step(optimizer)`"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, and the card asks for fp16: clear the gradients instead"),
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now, and the card asks for fp16: clear the gradients instead"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, and the card asks for fp16: clear the gradients instead"),
+                feedback="the forward pass runs in bf16 now, and the card asks for fp16: clear the gradients instead"),
     ],
 )  # fmt: skip

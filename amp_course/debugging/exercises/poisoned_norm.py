@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.poisoned_norm import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, describe_cause, read_losses, run_answer
@@ -93,7 +93,7 @@ def _begin_lower(scaler: torch.amp.GradScaler, *args: Any, **options: Any) -> No
     scaler._init_scale = min(scaler.get_scale(), 2.0**15)
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train through overflows in all units or in one, in the first batch or later, and through none."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     causes: list[str] = []
@@ -132,17 +132,17 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         buffers = {name: [layer.get_buffer(name).clone() for layer in norms] for name in BUFFERS}
         buffers["largest"] = [seen.get_buffer("largest").clone()]
         change = flat(model.parameters()) - before
-        yield Turn(case, {
+        yield Case(case, {
             "the dtype that the first layer computes in": " and ".join(sorted(set(first))),
             **{f"`{name}`": value for name, value in buffers.items()},
             "the change of the weights": change,
             "the losses": [loss for number, loss in enumerate(losses) if number not in overflow],
-        }, clues={
+        }, evidence={
             "the model": [*buffers.values(), change],
             # batch norm's own updates do not count as a version
             "something is put back": norms[1].get_buffer("running_mean")._version != version,
         })  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # last, as it is told of a mended function
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # last, as it is told of a mended function
 
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -155,62 +155,66 @@ OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
 NORMS = "[layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]"
 
 poisoned_norm.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, batch norm's `running_mean` is NaN from step 13 on, and no weight ever is."),
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="the scaler skips the update of the weights, but the forward pass has already taken the overflow into batch "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback="the scaler skips the update of the weights, but the forward pass has already taken the overflow into "
+                         "batch "
                 "norm's running statistics. Save a copy of the buffers before each batch, and put it back after an overflow"),
         Mistake("saves no copies", edits={SAVE: "before = list(model.buffers())"},
-                told="what you save are the buffers themselves, which batch norm updates in place: save a `clone()` of each"),
-        Mistake("saves once", breaks="every other batch trains them as usual", edits={FOR: f"{SAVE}\n{FOR}", SAVE: "pass"},
-                told="an overflow undoes all batches up to it, as the buffers are saved once, "
+                feedback="what you save are the buffers themselves, which batch norm updates in place: save a `clone()` of each"),
+        Mistake("saves once", violates="every other batch trains them as usual", edits={FOR: f"{SAVE}\n{FOR}", SAVE: "pass"},
+                feedback="an overflow undoes all batches up to it, as the buffers are saved once, "
                 "before the first: save them before each"),
         Mistake("always puts back", edits={ASK: "if True:"},
-                told="the buffers are put back after every batch, so the running statistics never move: do it only after an "
+                feedback="the buffers are put back after every batch, so the running statistics never move: do it only after an "
                 "overflow"),
         Mistake("puts back too early", edits={
                     CLEAR: f"if not loss.isfinite():\n    {PAIRS}\n        {BACK}\n{CLEAR}",
                     ASK: "if False:", PAIRS: "for _ in ():", BACK: "pass"},
-                told="batch norm's backward pass needs the buffers as its forward pass left them: put them back after "
+                feedback="batch norm's backward pass needs the buffers as its forward pass left them: put them back after "
                 "`backward()`"),
         Mistake("resets", edits={PAIRS: f"for layer in {NORMS}:", BACK: "layer.reset_running_stats()"},
-                told="`reset_running_stats()` gets rid of the NaN, and of all that the earlier batches had added: put back the "
+                feedback="`reset_running_stats()` gets rid of the NaN, and of all that the earlier batches had added: put back "
+                         "the "
                 "statistics from before the batch"),
         Mistake("writes numbers for NaN", edits={BACK: "buffer.nan_to_num_(0.0, 0.0, 0.0)"},
-                told="the NaNs are replaced by 0, and what the earlier batches had added is lost: "
+                feedback="the NaNs are replaced by 0, and what the earlier batches had added is lost: "
                 "put back the statistics from before the batch"),
-        Mistake("puts back only what is not finite", breaks="as they were",
+        Mistake("puts back only what is not finite", violates="as they were",
                 edits={BACK: "buffer.copy_(torch.where(buffer.isfinite(), buffer, old))"},
-                told="only what has become inf or NaN is put back. The batch has also changed the other statistics: put back all "
+                feedback="only what has become inf or NaN is put back. The batch has also changed the other statistics: put "
+                         "back all "
                 "of them"),
-        Mistake("forgets the counter", breaks="**all** buffers of the model",
+        Mistake("forgets the counter", violates="**all** buffers of the model",
                 edits={BACK: "if buffer.is_floating_point():\n    buffer.copy_(old)"},
-                told="`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` batch norm "
+                feedback="`num_batches_tracked` still counts the batches that overflowed, and with `momentum=None` batch norm "
                 "divides by it: put back all buffers"),
         Mistake("batch norm's buffers only",
                 edits={SAVE: f"norms = {NORMS}\nbefore = [b.clone() for layer in norms for b in layer.buffers()]",
                        PAIRS: "for buffer, old in zip([b for layer in norms for b in layer.buffers()], before, strict=True):"},
-                told="batch norm's buffers are put back, and those of other layers are not: go "
+                feedback="batch norm's buffers are put back, and those of other layers are not: go "
                 "through `model.buffers()`"),
         Mistake("in evaluation mode", edits={OPTIMIZER: f"{OPTIMIZER}\nmodel.eval()"},
-                told="batch norm's running statistics never move, and the model trains with those "
+                feedback="batch norm's running statistics never move, and the model trains with those "
                 "it began with, as in evaluation mode: leave it in training mode"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained on. The card asks "
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now, where nothing overflows, and so the batch is trained on. The card "
+                         "asks "
                 "for fp16"),
         Mistake("cuts the inputs off", edits={FORWARD: "loss = cross_entropy(model(inputs.clamp(-1e3, 1e3)), targets)"},
-                told="with its inputs cut off, the batch does not overflow any more and is "
+                feedback="with its inputs cut off, the batch does not overflow any more and is "
                 "trained on: let it overflow, then put the buffers back"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, where nothing overflows, and so the "
+                feedback="the forward pass runs in bf16 now, where nothing overflows, and so the "
                 "batch is trained on. The card asks for fp16"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
-        Mistake("never clears, and asks the scale", told=UNCLEARED, edits={
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
+        Mistake("never clears, and asks the scale", feedback=UNCLEARED, edits={
                     CLEAR: "pass", SAVE: f"{SAVE}\nscale = scaler.get_scale()",
                     ASK: "if scaler.get_scale() < scale:"}),
-        Mistake("no scaler", breaks="a `GradScaler`",
+        Mistake("no scaler", violates="a `GradScaler`",
                 edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="without a scaler nothing skips an update whose gradients are NaN, and the weights become NaN too"),
+                feedback="without a scaler nothing skips an update whose gradients are NaN, and the weights become NaN too"),
     ],
 )  # fmt: skip

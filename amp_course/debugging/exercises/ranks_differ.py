@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.ranks_differ import resume as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, UNNAMED, describe_cause, read_losses
-from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 from amp_course.watching.scene import flat
 
 ranks_differ = Exercise(
@@ -67,7 +67,7 @@ CASES: tuple[tuple[str, float, int, int, tuple[int, int] | None], ...] = (
 )  # fmt: skip
 
 
-def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Case]:
     """Let the answer resume some of the trainings in CASES, with this rank's batches; return its turns."""
     rank, turns = dist.get_rank(), []
     both = torch.Generator().manual_seed(seed)  # draws the same on both ranks
@@ -88,7 +88,7 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
         scales = read_losses(got, case, len(batches), "loss scales")
         first: list[Any] = [None, None]
         dist.all_gather_object(first, f"{scales[0]:,.0f}")
-        turns.append(Turn(case, {
+        turns.append(Case(case, {
             "the dtype that the first layer computes in": " and ".join(sorted(set(dtypes))),
             "the loss scale after each update": scales,
             "the change of the weights since the checkpoint": flat(net.parameters()) - flat(saved.parameters()),
@@ -103,14 +103,14 @@ def _network(generator: torch.Generator) -> nn.Sequential:
     return net
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Resume with a scale other than a new scaler's, with one that is about to grow, and into an overflow."""
     seed, named = draw.randrange(10_000), list[str]()
     for cases in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
-        for turn in turns_on_ranks(on_rank, answer, seed, cases):
+        for turn in cases_on_ranks(on_rank, answer, seed, cases):
             named += turn.facts["named"]
             yield turn
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
 
 
 def _averages_true_gradients(net: Any, batches: Any, checkpoint: Any) -> list[float]:
@@ -148,52 +148,57 @@ SCALERS = "the scaler's"
 WHOLE = "send its whole `state_dict()` with `dist.broadcast_object_list`"
 
 ranks_differ.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("The patient prints two loss scales at step 0, 8192 for rank 0 and 65536 for rank 1."),
     mistakes=[
-        Mistake("unchanged", breaks="a `resume` without the fault", answer=patient,
-                told="only rank 0 loads the scaler's state: after the first update, the scales of the two ranks are {scales}. "
+        Mistake("unchanged", violates="a `resume` without the fault", answer=patient,
+                feedback="only rank 0 loads the scaler's state: after the first update, the scales of the two ranks are "
+                         "{scales}. "
                 f"DDP averages gradients that were scaled by one and by the other: {WHOLE}"),
-        Mistake("starts over", breaks="**both** ranks resume from it", edits={LOAD: "pass"},
-                told="the ranks agree, but on a new scaler with a scale of 65,536. Let rank 0 load the state from the checkpoint "
+        Mistake("starts over", violates="**both** ranks resume from it", edits={LOAD: "pass"},
+                feedback="the ranks agree, but on a new scaler with a scale of 65,536. Let rank 0 load the state from the "
+                         "checkpoint "
                 "before it is sent"),
         Mistake("only the scale", edits={
                     STATE: "state = [scaler.get_scale()]",
                     RESTORE: 'scaler = torch.amp.GradScaler("cpu", init_scale=state[0])'},
-                told="only the scale comes from the checkpoint. When it next grows depends on the growth interval and the growth "
+                feedback="only the scale comes from the checkpoint. When it next grows depends on the growth interval and the "
+                         "growth "
                 f"tracker, which are also part of the scaler's state: {WHOLE}"),
         Mistake("only the scale for rank 1", edits={
                     STATE: "state = [scaler.get_scale()]",
                     RESTORE: 'if dist.get_rank():\n    scaler = torch.amp.GradScaler("cpu", init_scale=state[0])'},
-                told="rank 1 gets the scale without the growth interval and the growth tracker, so the two scales part when "
+                feedback="rank 1 gets the scale without the growth interval and the growth tracker, so the two scales part when "
                 f"rank 0's grows: {WHOLE}"),
         Mistake("sends the weights again and again", edits={
                     STATE: "pass", SEND: "pass", RESTORE: "pass",
                     UPDATE: f"{UPDATE}\nfor parameter in net.parameters():\n    dist.broadcast(parameter.data, src=0)"},
-                told="sending the weights after each step makes them equal, but still wrong: the scales of the ranks are "
+                feedback="sending the weights after each step makes them equal, but still wrong: the scales of the ranks are "
                 f"{{scales}}, and both gradients are divided by rank 0's. The scaler's state has to travel, once: {WHOLE}"),
         Mistake("averages true gradients", answer=_averages_true_gradients,
-                told="the gradients are unscaled before they are averaged, which makes the "
+                feedback="the gradients are unscaled before they are averaged, which makes the "
                 f"average right, but the scales are still {{scales}}. And an inf from one rank "
                 "gets into the weights of the other, whose scaler looked before the averaging. "
                 f"Keep DDP, and give rank 1 the scaler's state: {WHOLE}"),
         Mistake("only rank 0 sends", edits={SEND: f"if dist.get_rank() == 0:\n    {SEND}"},
-                told="only rank 0 calls the broadcast. The rank that receives has to call it too: take it out of the `if`"),
-        Mistake("without DDP", breaks="DDP, SGD", edits={WRAP: "model = net"},
-                told="without DDP, rank 1 never gets the weights of the checkpoint, and each rank trains on its own gradients"),
+                feedback="only rank 0 calls the broadcast. The rank that receives has to call it too: take it out of the `if`"),
+        Mistake("without DDP", violates="DDP, SGD", edits={WRAP: "model = net"},
+                feedback="without DDP, rank 1 never gets the weights of the checkpoint, and each rank trains on its own "
+                         "gradients"),
         Mistake("without DDP, from the same weights", edits={WRAP: ALONE},
-                told="the ranks start from the same weights and scale, but nothing averages their "
+                feedback="the ranks start from the same weights and scale, but nothing averages their "
                 "gradients, and each trains on its own: wrap the model in DDP, and call the "
                 "wrapped model"),
         Mistake("without DDP and the scaler's state", edits={WRAP: "model = net", STATE: "pass", SEND: "pass", RESTORE: "pass"},
-                told="rank 1 gets neither the weights nor the scaler's state of the checkpoint, "
+                feedback="rank 1 gets neither the weights nor the scaler's state of the checkpoint, "
                 "and nothing averages the gradients: wrap the model in DDP, and "
                 f"{WHOLE.replace('its', SCALERS)}"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
         Mistake("new weights", edits={LOAD_MODEL: "pass"},
-                told="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` before "
+                feedback="the checkpoint's weights are not loaded any more: rank 0 loads `checkpoint[\"model\"]` into `net` "
+                         "before "
                 "it is wrapped in DDP"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now. The dtype was not the fault: the ranks divided by different scales"),
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now. The dtype was not the fault: the ranks divided by different scales"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.scaled_clip import train as patient
 from amp_course.debugging.clinic.trials import (
@@ -103,7 +103,7 @@ def clipped_update(batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[nn.Mod
     return update
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train on gradients below the limit, on some above it, and through an overflow; judge each update on its own.
 
     A new scaler may have to skip some updates until it has found its scale; how many depends on how the loss is written.
@@ -131,13 +131,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         wrong = next((number for number, one in enumerate(updates) if one != (1.0, 1.0)), 0)
         away = [number for number, loss in enumerate(right_losses)
                 if number not in overflow and not math.isclose(losses[number], loss, rel_tol=0.02, abs_tol=0.005)]  # fmt: skip
-        yield Turn(case, {
+        yield Case(case, {
             "the number of forward passes": forwards,
             "the dtype that the first layer computes in": " and ".join(sorted(recorded.dtypes)),
             UPDATES: torch.tensor(updates),
             "the losses that differ from those of the batches": [f"number {number + 1}" for number in away],
         }, {"number": wrong + 1, "seen": describe_update(updates[wrong]) if updates else ""})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 def losses_before(weights: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor]], model: nn.Module) -> list[float]:
@@ -172,46 +172,48 @@ SCALED = (
 )
 
 scaled_clip.judge_by(
-    right=right, play=play, tolerance=0.05,
+    right=right, cases=cases, tolerance=0.05,
     said=describe_cause("In the patient, the norm that `clip_grad_norm_` returned was about 65,536 times that of the gradients.")
     | {UPDATES: "{case}, an update of the weights is wrong: for batch {number}, {seen}"},
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told=SCALED),
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback=SCALED),
         Mistake("the limit of one scale", edits={UNSCALE: "pass", CLIP: CLIP.replace("1.0", "65536.0")},
-                told="gradients are clipped to 65,536 while they carry the loss scale, which is a "
+                feedback="gradients are clipped to 65,536 while they carry the loss scale, which is a "
                 "norm of 1 only as long as the scale is 65,536: unscale them first"),
-        Mistake("no clipping", breaks="gradients clipped to a norm of 1", edits={CLIP: "pass"},
-                told="large gradients are not clipped when the update is made. Clipping was "
+        Mistake("no clipping", violates="gradients clipped to a norm of 1", edits={CLIP: "pass"},
+                feedback="large gradients are not clipped when the update is made. Clipping was "
                 "right; it was only in the wrong place"),
         Mistake("always to a norm of 1", edits={CLIP: "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
                                                 "[p.grad.div_(norm) for p in model.parameters()]"},
-                told="every gradient is brought to a norm of 1, and smaller ones grow: clipping "
+                feedback="every gradient is brought to a norm of 1, and smaller ones grow: clipping "
                 "leaves them as they are"),
         Mistake("clips each parameter", edits={CLIP: "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]"},
-                told="each parameter is clipped by its own norm: pass all of them in one call"),
+                feedback="each parameter is clipped by its own norm: pass all of them in one call"),
         Mistake("clips values", edits={CLIP: CLIP.replace("norm_", "value_")},
-                told="each number is cut off at 1, which turns the gradient: scale all of them down by one norm"),
-        Mistake("no scaler", breaks="a `GradScaler`",
+                feedback="each number is cut off at 1, which turns the gradient: scale all of them down by one norm"),
+        Mistake("no scaler", violates="a `GradScaler`",
                 edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="nothing skips an update that has overflowed, as a scaler does: scale the "
+                feedback="nothing skips an update that has overflowed, as a scaler does: scale the "
                 "loss, and step with `scaler.step(optimizer)`"),
         Mistake("steps without the scaler", edits={STEP: "optimizer.step()"},
-                told="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
+                feedback="`optimizer.step()` also takes a step whose gradients are inf or NaN: call "
                 "`scaler.step(optimizer)`, which skips it"),
-        Mistake("no update", edits={UPDATE: "pass"}, told="`scaler.update()` is missing: call it after each `scaler.step`"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, which hides the fault: the order of the calls was wrong, not the dtype"),
+        Mistake("no update", edits={UPDATE: "pass"}, feedback="`scaler.update()` is missing: call it after each `scaler.step`"),
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now, which hides the fault: the order of the calls was wrong, not the "
+                         "dtype"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now, and the card asks for fp16: only the "
+                feedback="the forward pass runs in bf16 now, and the card asks for fp16: only the "
                 "order of the calls was wrong"),
-        Mistake("a higher rate", breaks="SGD with lr=0.5", edits={UNSCALE: "pass", OPTIMIZER: OPTIMIZER.replace("0.5", "500.0")},
-                told="a higher learning rate makes up for the clipping only by chance: the gradients are still clipped to "
+        Mistake("a higher rate", violates="SGD with lr=0.5",
+                edits={UNSCALE: "pass", OPTIMIZER: OPTIMIZER.replace("0.5", "500.0")},
+                feedback="a higher learning rate makes up for the clipping only by chance: the gradients are still clipped to "
                 "1 / 65,536 of their size"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
         Mistake("clears before the step",
                 edits={UNSCALE: f"{UNSCALE}\noptimizer.zero_grad(set_to_none=False)", CLEAR: "pass"},
-                told="the gradients are 0 when the step is taken, so nothing is learned: clear "
+                feedback="the gradients are 0 when the step is taken, so nothing is learned: clear "
                 "them before `backward()` or after the step"),
     ],
 )  # fmt: skip

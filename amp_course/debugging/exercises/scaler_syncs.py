@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.scaler_syncs import train as patient
 from amp_course.debugging.clinic.trials import (
@@ -89,7 +89,7 @@ CASES = (  # the case, the scale, the batches whose inputs are too large for fp1
 _CALLS = {"__float__": "`float`", "__bool__": "a condition", "__format__": "formatting", "__repr__": "printing"}
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train through overflows of all gradients and of some, and note who reads a value before the last batch."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -121,25 +121,25 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             if 0 < read.place < len(batches)
         ]
         changed = [number for number, (a, b) in enumerate(itertools.pairwise(weights), 1) if not torch.equal(a, b)]
-        facets: dict[str, Any] = {
+        outputs: dict[str, Any] = {
             "the number of forward passes": len(weights) - 1,
             "the dtype that the first layer computes in": " and ".join(sorted(recorded.dtypes)),
         }
         if scale > 2.0**16:  # which updates are skipped depends on how the loss is written
             sizes = sizes_of_updates(weights[: len(batches) + 1], sgd_update(batches), model)
-            facets |= {
+            outputs |= {
                 "whether any batch changes the weights": bool(changed),
                 PARTLY: [number for number, size in enumerate(sizes, 1) if size not in ((0.0, 0.0), (1.0, 1.0))],
             }
         else:
-            facets |= {
+            outputs |= {
                 "the batches that change the weights": changed,
                 "the change of the weights": weights[-1] - weights[0],
                 "the loss scale at the end": scaler.get_scale(),
                 "the losses": torch.tensor([loss for number, loss in enumerate(losses, 1) if number not in overflow]),
             }
-        yield Turn(case, {**facets, READERS: " and ".join(sorted(set(early))) or "nothing"}, {"reads": len(early)})
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        yield Case(case, {**outputs, READERS: " and ".join(sorted(set(early))) or "nothing"}, {"reads": len(early)})
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 def sgd_update(batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[nn.Module, int], Tensor]:
@@ -164,51 +164,53 @@ ZEROED = (
 )
 
 scaler_syncs.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, each call of `scaler.step` ran one `.item()`.")
     | {READERS: "{case}, a value was read {reads} times before the last batch, by {got}. On a GPU the host waits there until all "
                 "queued work is done"},
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="`scaler.step` still reads in each step whether a gradient overflowed, as it must for an optimizer that is "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback="`scaler.step` still reads in each step whether a gradient overflowed, as it must for an optimizer "
+                         "that is "
                 "not fused: pass `fused=True` to SGD"),
-        Mistake("reads each loss", breaks="nothing may read a tensor's value",
+        Mistake("reads each loss", violates="nothing may read a tensor's value",
                 edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
-                told="the scaler reads nothing any more, but your code calls `.item()` before the last batch: keep "
+                feedback="the scaler reads nothing any more, but your code calls `.item()` before the last batch: keep "
                 "`loss.detach()`, and read the losses at the end"),
         Mistake("a list of each loss", edits={KEEP: "losses += loss.detach().reshape(1).tolist()", RETURN: "return losses"},
-                told="`.tolist()` reads a value just as `.item()` does: keep `loss.detach()`, and read the losses at the end"),
+                feedback="`.tolist()` reads a value just as `.item()` does: keep `loss.detach()`, and read the losses at the "
+                         "end"),
         Mistake("reads the scale", edits={UPDATE: f"{UPDATE}\nscaler.get_scale()"},
-                told="`scaler.get_scale()` reads a value as well: call it after the last batch, or not at all"),
+                feedback="`scaler.get_scale()` reads a value as well: call it after the last batch, or not at all"),
         Mistake("tests a tensor", edits={OPTIMIZER: UNFUSED, STEP: TESTED},
-                told="a condition on a tensor (`if`, `min`, `not`) reads its value, just as "
+                feedback="a condition on a tensor (`if`, `min`, `not`) reads its value, just as "
                 "`.item()` does. Test losses after the last batch; whether a gradient overflowed, "
                 "an optimizer with `fused=True` decides on the device"),
-        Mistake("steps without the scaler", breaks="none where a gradient overflows",
+        Mistake("steps without the scaler", violates="none where a gradient overflows",
                 edits={OPTIMIZER: UNFUSED, STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                told="`optimizer.step()` reads nothing, but it uses gradients that overflowed, too: call "
+                feedback="`optimizer.step()` reads nothing, but it uses gradients that overflowed, too: call "
                 "`scaler.step(optimizer)` with a fused optimizer"),
         Mistake("zeroes what overflows", edits={OPTIMIZER: UNFUSED, STEP: ZEROED},
-                told="where some gradients overflow, the others still change their weights, as if "
+                feedback="where some gradients overflow, the others still change their weights, as if "
                 "only the overflowed ones were set to 0: skip the whole step"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
-        Mistake("never clears, and is not fused", edits={CLEAR: "pass", OPTIMIZER: UNFUSED}, told=UNCLEARED),
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
+        Mistake("never clears, and is not fused", edits={CLEAR: "pass", OPTIMIZER: UNFUSED}, feedback=UNCLEARED),
         Mistake("in fp32", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now, and the card asks for fp16: only the "
+                feedback="the forward pass runs in fp32 now, and the card asks for fp16: only the "
                 "optimizer has to change"),
         Mistake("a scaler of its own", edits={LOSSES: f'scaler = torch.amp.GradScaler("cpu")\n{LOSSES}'},
-                told="the scale of the caller's scaler never changes: use the scaler that you "
+                feedback="the scale of the caller's scaler never changes: use the scaler that you "
                 "get, and make none"),
-        Mistake("no scaler", breaks="the scaler as you get it",
+        Mistake("no scaler", violates="the scaler as you get it",
                 edits={BACKWARD: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="without the scaler nothing is read, but nothing skips an overflow either: keep the scaler, and pass "
+                feedback="without the scaler nothing is read, but nothing skips an overflow either: keep the scaler, and pass "
                 "`fused=True` to SGD"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` is missing, and it reads nothing: call it after each "
+                feedback="`scaler.update()` is missing, and it reads nothing: call it after each "
                 "`scaler.step`"),
-        Mistake("in bf16", breaks="fp16 autocast", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now. That would do without a scaler, but the card asks for fp16"),
-        Mistake("another rate", breaks="SGD with lr=0.5", edits={OPTIMIZER: OPTIMIZER.replace("lr=0.5", "lr=0.05")},
-                told="the learning rate is not 0.5 any more"),
+        Mistake("in bf16", violates="fp16 autocast", edits={REGION: REGION.replace("float16", "bfloat16")},
+                feedback="the forward pass runs in bf16 now. That would do without a scaler, but the card asks for fp16"),
+        Mistake("another rate", violates="SGD with lr=0.5", edits={OPTIMIZER: OPTIMIZER.replace("lr=0.5", "lr=0.05")},
+                feedback="the learning rate is not 0.5 any more"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.t5_overflow import Block
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -64,7 +64,7 @@ class Products(TorchDispatchMode):
         return out
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Run a block on hidden states, forward and backward, with outputs of a known size."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     causes = []
@@ -76,7 +76,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         hidden = (signs * size * (0.9 + 0.1 * torch.rand(5, 8, generator=generator))).to(dtype)
         with (
             torch.no_grad()
-        ):  # scale and turn `wo`, so that its largest output has the same sign as the hidden state there
+        ):  # scale and case `wo`, so that its largest output has the same sign as the hidden state there
             change = block.wo(torch.relu(block.wi(block.norm(hidden.float()))))
             token, place = divmod(int(change.abs().argmax()), 8)
             block.wo.weight *= largest / float(change.abs().max())
@@ -90,15 +90,15 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             got.backward(arriving.to(got.dtype))
         gradients = {"wi": block.wi.weight.grad, "wo": block.wo.weight.grad, "hidden": hidden.grad}
         matmul = " and ".join(sorted(products.dtypes)) or "none"
-        yield Turn(case, {
+        yield Case(case, {
             "the result": result.double() if result.is_floating_point() else result,
             "the dtype of the result": str(result.dtype)[6:],
             "the dtype that the matmul of `wi` runs in": matmul,
             **{f"the gradient of `{name}`": read_gradient(one) for name, one in gradients.items()},
             "the dtypes of the weights after the call": " and ".join(sorted({str(w.dtype)[6:] for w in block.parameters()})),
-        }, clues={"wi": matmul})  # fmt: skip
+        }, evidence={"wi": matmul})  # fmt: skip
         causes.append(named)
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 def read_gradient(gradient: Tensor | None) -> Any:
@@ -118,54 +118,55 @@ OVERFLOWS = (
 CUT_OFF = "what is beyond 65,504 is replaced by a limit, which is finite but wrong: compute `wo` and the sum in fp32"
 
 t5_overflow.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient's step 14, `wo` gives inf in fp16, and 66,100 or so in fp32."),
     mistakes=[
-        Mistake("unchanged", breaks="a `Block.forward` without the fault", answer=Block.forward, told=OVERFLOWS),
-        Mistake("casts the input of wo", edits=IN_FP16, told=OVERFLOWS),
+        Mistake("unchanged", violates="a `Block.forward` without the fault", answer=Block.forward, feedback=OVERFLOWS),
+        Mistake("casts the input of wo", edits=IN_FP16, feedback=OVERFLOWS),
         Mistake("wo in place of wi", edits={**WI_IN_FP32, **IN_FP16},
-                told=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+                feedback=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
                 "output fits into fp16"),
         Mistake("wo in place of wi, added in fp16", edits={**WI_IN_FP32, **IN_FP16, RETURN: SUM},
-                told=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
+                feedback=f"{OVERFLOWS}. That is not needed around `wi`, which now runs in fp32: its "
                 "output fits into fp16"),
-        Mistake("hidden in fp16", breaks="also where `hidden` or the result is beyond 65,504",
+        Mistake("hidden in fp16", violates="also where `hidden` or the result is beyond 65,504",
                 edits={RETURN: "return hidden.half().float() + change"},
-                told="`hidden` goes through fp16 before it is added. In fp32 it may be larger "
+                feedback="`hidden` goes through fp16 before it is added. In fp32 it may be larger "
                 "than 65,504, which gives inf: add it in fp32"),
         Mistake("the norm of hidden in fp16", edits={INNER: INNER.replace("hidden", "hidden.half()")},
-                told="`hidden` goes through fp16 before the norm. In fp32 it may be larger than "
+                feedback="`hidden` goes through fp16 before the norm. In fp32 it may be larger than "
                 "65,504, which gives inf: leave it as it is, since autocast casts what goes into "
                 "`wi`"),
-        Mistake("clamps", breaks="right to 1%", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
-                told=CUT_OFF),
+        Mistake("clamps", violates="right to 1%", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)", RETURN: SUM},
+                feedback=CUT_OFF),
         Mistake("clamps the output of wo, adds in fp32", edits={**IN_FP16, CHANGE: f"{CHANGE}.clamp(-65504, 65504)"},
-                told=CUT_OFF),
-        Mistake("clamps the sum", edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"}, told=CUT_OFF),
+                feedback=CUT_OFF),
+        Mistake("clamps the sum", edits={**IN_FP16, RETURN: "return (hidden + change).clamp(-65504, 65504)"}, feedback=CUT_OFF),
         Mistake("fp32's largest number for inf", edits={**IN_FP16, RETURN: "return (hidden.float() + change).nan_to_num()"},
-                told="the inf from `wo` becomes the largest number of fp32, which is finite but "
+                feedback="the inf from `wo` becomes the largest number of fp32, which is finite but "
                 "wrong: compute `wo` in fp32"),
         Mistake("zeroes what overflows", edits={**IN_FP16, CHANGE: f"{CHANGE}.nan_to_num(0.0, 0.0, 0.0)", RETURN: SUM},
-                told="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
-        Mistake("back to fp16", breaks="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
-                told="the result is in fp16, where everything above 65,504 is inf: add in fp32, "
+                feedback="what overflows is replaced by 0, so the largest results are lost: compute `wo` in fp32"),
+        Mistake("back to fp16", violates="It returns fp32", edits={RETURN: "return (hidden + change).half()"},
+                feedback="the result is in fp16, where everything above 65,504 is inf: add in fp32, "
                 "and return fp32"),
-        Mistake("back to hidden's dtype", breaks="`hidden` in fp32 or in fp16",
+        Mistake("back to hidden's dtype", violates="`hidden` in fp32 or in fp16",
                 edits={RETURN: "return hidden + change.to(hidden.dtype)"},
-                told="for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is "
+                feedback="for `hidden` in fp16 the result is in fp16, where a sum above 65,504 is "
                 "inf, although both parts fit: add in fp32, and return fp32"),
-        Mistake("all in fp32", breaks="stays in fp16", edits=WI_IN_FP32,
-                told="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` only"),
+        Mistake("all in fp32", violates="stays in fp16", edits=WI_IN_FP32,
+                feedback="`wi` runs in fp32, too, and its matmul would have been fine in fp16: switch autocast off around `wo` "
+                         "only"),
         Mistake("all in bf16", edits={REGION: BFLOAT16, INNER: f"{BFLOAT16}\n    {INNER}"},
-                told="`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more than 65,504"),
+                feedback="`wi` runs in bf16. That has the range, but the card asks for fp16: only `wo` needs more than 65,504"),
         Mistake("no residual", edits={RETURN: "return change"},
-                told="`hidden` is not added any more: the block returns `hidden` plus what `wo` gives"),
+                feedback="`hidden` is not added any more: the block returns `hidden` plus what `wo` gives"),
         Mistake("smaller, and not enlarged", edits={REGION: "if True:", CHANGE: "change = block.wo(inner / 16)"},
-                told="what `wo` gives comes back 16 times too small: if you divide by 16 before "
+                feedback="what `wo` gives comes back 16 times too small: if you divide by 16 before "
                 "`wo`, multiply by 16 after it, in fp32"),
-        Mistake("without gradients", breaks="gradients reach `wi`, `wo` and `hidden`",
+        Mistake("without gradients", violates="gradients reach `wi`, `wo` and `hidden`",
                 edits={REGION: 'with torch.no_grad(), torch.autocast("cpu", enabled=False):'},
-                told="no gradient passes through `wo` or reaches its weight, as under `no_grad`: "
+                feedback="no gradient passes through `wo` or reaches its weight, as under `no_grad`: "
                 "switch only autocast off there"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, read_bool, read_number
+from amp_course.checking import Case, Exercise, Mistake, Wrong, read_bool, read_number
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.tf32_mixed import measure as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -134,7 +134,7 @@ def read_pairs(got: Any, case: str) -> tuple[list[Any], list[float]]:
     return flags, [read_number(mean, case, "a pair of yours holds") for _, mean in pairs]
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Run the answer after a caller that has set nothing, or TF32 by either name, or all of torch."""
     causes: list[str] = []
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
@@ -158,13 +158,13 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         after = {"`fp32_precision`": precision_of(matmul)}
         if "fp32_precision" not in settings:
             after["`allow_tf32`"] = read_older(matmul)
-        yield Turn(case, {
+        yield Case(case, {
             "the precision of the forward passes": passes,
             "the flags that you return": flags,
             "the mean outputs that you return": means,
             **{f"what {name} gives afterwards": value for name, value in after.items()},
-        }, clues={"refused": refused})  # fmt: skip
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+        }, evidence={"refused": refused})  # fmt: skip
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 BEFORE, AFTER = "before = matmul.fp32_precision", "matmul.fp32_precision = before"
@@ -177,42 +177,43 @@ CAUGHT = (
 )
 
 tf32_mixed.judge_by(
-    right=right, play=play, tolerance=1e-5,
+    right=right, cases=cases, tolerance=1e-5,
     said=describe_cause("In the patient, `allow_tf32` was True and `fp32_precision` was 'ieee' when it raised."),
     mistakes=[
-        Mistake("unchanged", breaks="a `measure` without the fault", answer=patient,
-                told="`allow_tf32` is read after `fp32_precision` was set to something else, and raises: use `fp32_precision` "
+        Mistake("unchanged", violates="a `measure` without the fault", answer=patient,
+                feedback="`allow_tf32` is read after `fp32_precision` was set to something else, and raises: use "
+                         "`fp32_precision` "
                 "throughout"),
         Mistake("none for full fp32", edits={LOOP: LOOP.replace("ieee", "none")},
-                told="'none' is not full fp32. It leaves the setting to the one for all of torch, "
+                feedback="'none' is not full fp32. It leaves the setting to the one for all of torch, "
                 "which may be TF32: write 'ieee'"),
         Mistake("only the read is gone", edits={SET: MIXED},
-                told="`allow_tf32` is not read any more, but both names are written, and the "
+                feedback="`allow_tf32` is not read any more, but both names are written, and the "
                 "caller's next read of it may raise: write `fp32_precision` only"),
         Mistake("catches the error", edits={SET: MIXED, KEEP: CAUGHT},
-                told="the error is caught, but the two names still disagree, and the caller's "
+                feedback="the error is caught, but the two names still disagree, and the caller's "
                 "next read may raise: write `fp32_precision` only"),
-        Mistake("the older name only", breaks="The caller may have set it by either name",
+        Mistake("the older name only", violates="The caller may have set it by either name",
                 edits={BEFORE: "before = matmul.allow_tf32", SET: OLDER, AFTER: "matmul.allow_tf32 = before"},
-                told="reading `allow_tf32` raises where the caller has set `fp32_precision`, which can always be read: use "
+                feedback="reading `allow_tf32` raises where the caller has set `fp32_precision`, which can always be read: use "
                 "`fp32_precision` throughout"),
         Mistake("sets by the older name", edits={SET: OLDER},
-                told="the runs set `allow_tf32`, which writes both names, and `fp32_precision` "
+                feedback="the runs set `allow_tf32`, which writes both names, and `fp32_precision` "
                 "alone is put back: use the newer name throughout"),
-        Mistake("never puts it back", breaks="the same afterwards", edits={AFTER: "pass"},
-                told="the caller's setting is not put back, and stays as the last run left it: "
+        Mistake("never puts it back", violates="the same afterwards", edits={AFTER: "pass"},
+                feedback="the caller's setting is not put back, and stays as the last run left it: "
                 "note `fp32_precision` at the start, and write it at the end"),
-        Mistake("one precision", breaks="with TF32, then in full fp32", edits={LOOP: 'for precision in ("tf32", "tf32"):'},
-                told="both runs use TF32: before the second, write 'ieee'"),
+        Mistake("one precision", violates="with TF32, then in full fp32", edits={LOOP: 'for precision in ("tf32", "tf32"):'},
+                feedback="both runs use TF32: before the second, write 'ieee'"),
         Mistake("the wrong order", edits={LOOP: 'for precision in ("ieee", "tf32"):'},
-                told="the run in full fp32 comes first: run with TF32 first"),
+                feedback="the run in full fp32 comes first: run with TF32 first"),
         Mistake("sets it for all of torch", edits={
                 SET: 'torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")'},
-                told="`matmul` stays as the caller left it in both runs, so neither has a "
+                feedback="`matmul` stays as the caller left it in both runs, so neither has a "
                 "precision of its own. Set it by `matmul.fp32_precision`, and not by a function "
                 "for all of torch, such as `torch.set_float32_matmul_precision`"),
-        Mistake("the names of the precisions", breaks="whether TF32 was allowed",
+        Mistake("the names of the precisions", violates="whether TF32 was allowed",
                 edits={KEEP: "results.append((matmul.fp32_precision, mean))"},
-                told="each pair should begin with True or False: return `matmul.fp32_precision == 'tf32'`"),
+                feedback="each pair should begin with True or False: return `matmul.fp32_precision == 'tf32'`"),
     ],
 )  # fmt: skip

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.debugging.clinic.causes import cause, named_causes
 from amp_course.debugging.clinic.patients.uneven_ranks import train as patient
 from amp_course.debugging.clinic.trials import CAUSE, UNCLEARED, UNNAMED, describe_cause
-from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 from amp_course.watching.scene import flat
 
 uneven_ranks = Exercise(
@@ -60,7 +60,7 @@ CASES: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]], int, tuple[int,
 )  # fmt: skip
 
 
-def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Case]:
     """Let the answer train in some of CASES, with this rank's batches; return its turns."""
     rank, turns = dist.get_rank(), []
     both = torch.Generator().manual_seed(seed)  # draws the same on both ranks
@@ -84,7 +84,7 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
             call_on_rank(answer, case, model, epochs, optimizer, scaler)
         scales: list[Any] = [None, None]
         dist.all_gather_object(scales, f"{scaler.get_scale():g}")
-        turns.append(Turn(case, {
+        turns.append(Case(case, {
             "the number of forward passes": len(dtypes),
             "the dtype that the first layer computes in": " and ".join(sorted(set(dtypes))),
             "the loss scale at the end": scaler.get_scale(),
@@ -94,14 +94,14 @@ def on_rank(answer: Callable[..., Any], seed: int, cases: slice) -> list[Turn]:
     return turns
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train where either rank has more batches, for several epochs, through growth and an overflow."""
     seed, named = draw.randrange(10_000), list[str]()
     for cases in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
-        for turn in turns_on_ranks(on_rank, answer, seed, cases):
+        for turn in cases_on_ranks(on_rank, answer, seed, cases):
             named += turn.facts["named"]
             yield turn
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(named)) or UNNAMED})  # last, as it is told of a mended function
 
 
 def _joins(model: Any, epochs: Any, optimizer: Any, scaler: Any, at_end: Callable[[], None]) -> None:
@@ -131,50 +131,55 @@ REGION, CLEAR = 'with torch.autocast("cpu", dtype=torch.float16):', "optimizer.z
 AGREE = "before each epoch, agree on the smallest count, by `dist.all_reduce` with MIN"
 
 uneven_ranks.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said=describe_cause("In the patient, one rank calls `update()` 10 times per epoch and the other 8 times."),
     mistakes=[
-        Mistake("unchanged", breaks="a `train` without the fault", answer=patient,
-                told="`join` lets rank 1 go on alone. Its scaler counts 5 updates, while that of rank 0 counts 3: at the end of "
+        Mistake("unchanged", violates="a `train` without the fault", answer=patient,
+                feedback="`join` lets rank 1 go on alone. Its scaler counts 5 updates, while that of rank 0 counts 3: at the "
+                         "end of "
                 f"the epoch, the loss scales are {{scales}}. Instead of joining, {AGREE}"),
         Mistake("sends the scaler's state", answer=_sends_the_scale,
-                told="the scaler's state is copied after each epoch, but within an epoch one rank still makes more updates than "
+                feedback="the scaler's state is copied after each epoch, but within an epoch one rank still makes more updates "
+                         "than "
                 f"the other. The card asks for equally many: {AGREE}"),
         Mistake("never grows", answer=_never_grows,
-                told="with growth switched off, the scales stay equal, but a scale that has fallen never recovers, and one rank "
+                feedback="with growth switched off, the scales stay equal, but a scale that has fallen never recovers, and one "
+                         "rank "
                 f"still makes more updates than the other: {AGREE}"),
         Mistake("its own count", edits={REDUCE: "pass"},
-                told="the ranks train on different numbers of batches, so the one with more "
+                feedback="the ranks train on different numbers of batches, so the one with more "
                 f"waits forever in DDP's next all-reduce: {AGREE}"),
         Mistake("the largest count", edits={REDUCE: REDUCE.replace("MIN", "MAX")},
-                told="the count that the ranks agree on, by MAX or as a mean, is more than one of "
+                feedback="the count that the ranks agree on, by MAX or as a mean, is more than one of "
                 "them has. That rank cannot follow, and the other waits forever: take MIN"),
-        Mistake("the count of rank 0", breaks="which rank has more may change", edits={REDUCE: "dist.broadcast(count, src=0)"},
-                told="the count is that of rank 0. In an epoch where it has more batches than "
+        Mistake("the count of rank 0", violates="which rank has more may change", edits={REDUCE: "dist.broadcast(count, src=0)"},
+                feedback="the count is that of rank 0. In an epoch where it has more batches than "
                 "rank 1, it waits forever: reduce the counts of both with MIN"),
-        Mistake("the count of the first epoch", breaks="In each epoch", edits={
+        Mistake("the count of the first epoch", violates="In each epoch", edits={
                     EPOCH: f"count = torch.tensor(len(epochs[0]))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
-                told="the count of the first epoch is used for all of them, and a later one may "
+                feedback="the count of the first epoch is used for all of them, and a later one may "
                 "have fewer batches on some rank: agree on it again in each epoch"),
         Mistake("the smallest count of all epochs", edits={
                     EPOCH: f"count = torch.tensor(min(map(len, epochs)))\n{REDUCE}\n{EPOCH}", COUNT: "pass", REDUCE: "pass"},
-                told="every epoch stops after the smallest count of all epochs, and some have more "
+                feedback="every epoch stops after the smallest count of all epochs, and some have more "
                 "batches on both ranks: agree on it again in each epoch"),
-        Mistake("repeats batches", breaks="as many of its batches as the rank with the fewest has", edits={
+        Mistake("repeats batches", violates="as many of its batches as the rank with the fewest has", edits={
                     REDUCE: REDUCE.replace("MIN", "MAX"),
                     LOOP: "for inputs, targets in [batches[n % len(batches)] for n in range(count.item())]:"},
-                told="the rank with fewer batches repeats some. All make equally many updates, so the scales stay equal, but the "
+                feedback="the rank with fewer batches repeats some. All make equally many updates, so the scales stay equal, "
+                         "but the "
                 "card asks for the smallest count: reduce with MIN, and repeat none"),
-        Mistake("the last ones", breaks="the first ones", edits={LOOP: "for inputs, targets in batches[-count.item() :]:"},
-                told="the number of updates is right, but these are the last batches of the epoch: take the first ones"),
-        Mistake("in fp32", breaks="fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass runs in fp32 now. The dtype was not the fault: the ranks made unequal numbers of updates"),
+        Mistake("the last ones", violates="the first ones", edits={LOOP: "for inputs, targets in batches[-count.item() :]:"},
+                feedback="the number of updates is right, but these are the last batches of the epoch: take the first ones"),
+        Mistake("in fp32", violates="fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass runs in fp32 now. The dtype was not the fault: the ranks made unequal numbers of "
+                         "updates"),
         Mistake("in bf16", edits={REGION: REGION.replace("float16", "bfloat16")},
-                told="the forward pass runs in bf16 now. The dtype was not the fault: the ranks "
+                feedback="the forward pass runs in bf16 now. The dtype was not the fault: the ranks "
                 "made unequal numbers of updates"),
-        Mistake("never clears", edits={CLEAR: "pass"}, told=UNCLEARED),
+        Mistake("never clears", edits={CLEAR: "pass"}, feedback=UNCLEARED),
         Mistake("without DDP", edits={LOOP: f"model = getattr(model, 'module', model)\n{LOOP}"},
-                told="the gradients are not averaged, and each rank trains on its own: call "
+                feedback="the gradients are not averaged, and each rank trains on its own: call "
                 "`model`, which is wrapped in DDP"),
     ],
 )  # fmt: skip

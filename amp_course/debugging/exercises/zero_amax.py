@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, read_tensor
 from amp_course.debugging.clinic.causes import cause
 from amp_course.debugging.clinic.patients.zero_amax import through_float8 as patient
 from amp_course.debugging.clinic.trials import CAUSE, describe_cause, run_answer
@@ -67,7 +67,7 @@ def draw_rows(sizes: tuple[float, ...], generator: torch.Generator) -> Tensor:
     return (drawn / 448 * torch.tensor(sizes, dtype=torch.float64)[:, None]).float()
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Send rows of many sizes through float8, and a gradient back."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     causes = []
@@ -82,20 +82,20 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         if got.requires_grad:
             got.backward(arriving.to(got.dtype))
         rows = {size: result[row] for row, size in enumerate(sizes) if row != place}
-        facets: dict[str, Any] = {"the row": [row for size, row in rows.items() if size >= OVERFLOWS]}
+        outputs: dict[str, Any] = {"the row": [row for size, row in rows.items() if size >= OVERFLOWS]}
         if 0.0 in rows:
-            facets["the row of zeros"] = rows[0.0] + 0.0  # 0.0 for -0.0
+            outputs["the row of zeros"] = rows[0.0] + 0.0  # 0.0 for -0.0
         if place is not None:
-            facets["what becomes of the NaN"] = float(result[place, 3])
+            outputs["what becomes of the NaN"] = float(result[place, 3])
         for row, size in enumerate(sizes):
             if 0 < size < OVERFLOWS:
                 exact = x.detach()[row].double()
                 error = float((result[row] - exact).abs().max() / exact.abs().max())
-                facets[ERROR] = "at most 1/8" if error <= SHARE else round(error, 3)
-        facets["the gradient"] = "missing" if x.grad is None else x.grad
-        yield Turn(case, facets)
+                outputs[ERROR] = "at most 1/8" if error <= SHARE else round(error, 3)
+        outputs["the gradient"] = "missing" if x.grad is None else x.grad
+        yield Case(case, outputs)
         causes.append(named)
-    yield Turn("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
+    yield Case("", {CAUSE: " and ".join(dict.fromkeys(causes))})  # once all else is right
 
 
 ERROR = "the largest error, as a share of `amax`,"
@@ -107,34 +107,38 @@ STORED, BACK = "stored = (x * scale).to(torch.float8_e4m3fn)", "back = stored.to
 RETURN, BROKEN = "return x + (back - x).detach()", "scale = 448 / amax"
 
 zero_amax.judge_by(
-    right=right, play=play, tolerance=1e-5,
+    right=right, cases=cases, tolerance=1e-5,
     said=describe_cause("In the patient, the scale of the row of padding is inf, and 0 · inf is NaN."),
     mistakes=[
-        Mistake("unchanged", breaks="a `through_float8` without the fault", answer=patient,
-                told="a row of zeros still becomes NaN, as 0 · inf and 0 / 0 are: its scale has to be "
+        Mistake("unchanged", violates="a `through_float8` without the fault", answer=patient,
+                feedback="a row of zeros still becomes NaN, as 0 · inf and 0 / 0 are: its scale has to be "
                 "a positive number, and finite. A floor for `amax` only helps from 1.32e-36 up, since "
                 "448 divided by anything smaller is inf in fp32, too"),
-        Mistake("tests for zero", breaks="rows with a smaller `amax`",
+        Mistake("tests for zero", violates="rows with a smaller `amax`",
                 edits={SCALE: "scale = 448 / torch.where(amax == 0, 1.0, amax)"},
-                told="rows of zeros are fine now, but below 1.32e-36 `448 / amax` is inf in fp32, too: limit the scale"),
+                feedback="rows of zeros are fine now, but below 1.32e-36 `448 / amax` is inf in fp32, too: limit the scale"),
         Mistake("zeros for tiny rows", edits={SCALE: "scale = torch.where((448 / amax).isinf(), 1.0, 448 / amax)"},
-                told="rows that are too small for a finite `448 / amax` come back as zeros: give them the largest finite scale"),
-        Mistake("a floor of 1e-12", breaks="come back as they do now", edits={SCALE: "scale = 448 / amax.clamp(min=1e-12)"},
-                told="1e-12 is larger than the `amax` of some rows: one with an `amax` of 1e-20 rounds to 0. Take a floor that "
+                feedback="rows that are too small for a finite `448 / amax` come back as zeros: give them the largest finite "
+                         "scale"),
+        Mistake("a floor of 1e-12", violates="come back as they do now", edits={SCALE: "scale = 448 / amax.clamp(min=1e-12)"},
+                feedback="1e-12 is larger than the `amax` of some rows: one with an `amax` of 1e-20 rounds to 0. Take a floor "
+                         "that "
                 "only just keeps the scale finite"),
         Mistake("adds 1e-12", edits={SCALE: "scale = 448 / (amax + 1e-12)"},
-                told="1e-12 is not small compared with the `amax` of small rows, and changes their scale: take a limit, which "
+                feedback="1e-12 is not small compared with the `amax` of small rows, and changes their scale: take a limit, "
+                         "which "
                 "leaves all other rows as they are"),
-        Mistake("replaces NaN", breaks="a NaN stays NaN",
+        Mistake("replaces NaN", violates="a NaN stays NaN",
                 edits={SCALE: BROKEN, RETURN: "return (x + (back - x).detach()).nan_to_num()"},
-                told="you put 0 where the result is NaN, which stops the gradient there, and hides a NaN that was in `x`: repair "
+                feedback="you put 0 where the result is NaN, which stops the gradient there, and hides a NaN that was in `x`: "
+                         "repair "
                 "the scale, and not the result"),
         Mistake("one scale for all", edits={AMAX: "amax = x.abs().amax()"},
-                told="all rows share one scale, by which small rows lose digits or round to 0: keep one scale per row"),
-        Mistake("no straight-through", breaks="The gradient passes straight through", edits={RETURN: "return back"},
-                told="the gradient passes through float8 as well, and is rounded there: return `x + (back - x).detach()`"),
-        Mistake("no gradient for zeros", breaks="in each row",
+                feedback="all rows share one scale, by which small rows lose digits or round to 0: keep one scale per row"),
+        Mistake("no straight-through", violates="The gradient passes straight through", edits={RETURN: "return back"},
+                feedback="the gradient passes through float8 as well, and is rounded there: return `x + (back - x).detach()`"),
+        Mistake("no gradient for zeros", violates="in each row",
                 edits={RETURN: "return torch.where(amax == 0, 0.0, x + (back - x).detach())"},
-                told="rows of zeros get no gradient, so what makes them cannot learn: let it pass in all rows"),
+                feedback="rows of zeros get no gradient, so what makes them cannot learn: let it pass in all rows"),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from amp_course.checking import Exercise, Mistake, Turn, read_bool
-from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake, read_bool
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 
 agreed_step = Exercise(
     chapter="distributed", name="agreed_step", number=3, title="Step together or not at all", difficulty=3, importance=5,
@@ -61,7 +61,7 @@ TOLD = {
 }  # fmt: skip
 
 
-def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int) -> list[Case]:
     """Let the answer step this rank's part of the weights, case after case; return its turns."""
     rank, turns = dist.get_rank(), []
     generator = torch.Generator().manual_seed(seed + rank)
@@ -80,16 +80,16 @@ def on_rank(answer: Callable[..., Any], seed: int) -> list[Turn]:
             bad = shard[step % 2].grad
             assert bad is not None
             bad.view(-1)[-1] = float(case[rank])
-        told = f"with {TOLD[case[0]]} on rank 0 and {TOLD[case[1]]} on rank 1"
-        stepped = read_bool(call_on_rank(answer, told, optimizer, scale), told)
-        facets = {"the parameter": [weight.detach().clone() for weight in shard], "the return value": stepped}
-        turns.append(Turn(told, facets, clues={"returned": stepped}))
+        feedback = f"with {TOLD[case[0]]} on rank 0 and {TOLD[case[1]]} on rank 1"
+        stepped = read_bool(call_on_rank(answer, feedback, optimizer, scale), feedback)
+        outputs = {"the parameter": [weight.detach().clone() for weight in shard], "the return value": stepped}
+        turns.append(Case(feedback, outputs, evidence={"returned": stepped}))
     return turns
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Finite gradients, inf and NaN on either rank or both, a rank without gradients."""
-    yield from turns_on_ranks(on_rank, answer, draw.randrange(10_000))
+    yield from cases_on_ranks(on_rank, answer, draw.randrange(10_000))
 
 
 def _reduces_only_if_found(optimizer: Optimizer, scale: float) -> bool:
@@ -134,75 +134,81 @@ FOUND = "found = torch.tensor(float(any(not grad.isfinite().all() for grad in gr
 AGREE = "`dist.all_reduce(found, op=dist.ReduceOp.MAX)` tells every rank"
 
 agreed_step.judge_by(
-    right=right, play=play, tolerance=1e-5, mistakes=[
-        Mistake("no agreement", breaks="if a gradient on **any** rank", edits={REDUCE: "pass"},
-                told=f"each rank decides on its own gradients, so one steps and one skips. Before anybody steps, {AGREE}"),
+    right=right, cases=cases, tolerance=1e-5, mistakes=[
+        Mistake("no agreement", violates="if a gradient on **any** rank", edits={REDUCE: "pass"},
+                feedback=f"each rank decides on its own gradients, so one steps and one skips. Before anybody steps, {AGREE}"),
         Mistake("adds up and compares with 1", edits={
                     REDUCE: "dist.all_reduce(found)", "if found == 0:": "if found != 1:",
                     "return found.item() == 0": "return found.item() != 1"},
-                told="the flags are added up and the sum is compared with 1. If both ranks found an inf it is 2: reduce with "
+                feedback="the flags are added up and the sum is compared with 1. If both ranks found an inf it is 2: reduce with "
                 "MAX, or compare with 0"),
-        Mistake("reduces after the step", breaks="no rank may step", edits={
+        Mistake("reduces after the step", violates="no rank may step", edits={
                     REDUCE: "if found == 0:\n    optimizer.step()", "if found == 0:": "if True:",
                     "optimizer.step()": "dist.all_reduce(found, op=dist.ReduceOp.MAX)"},
-                told="the ranks agree only after the step, which each of them has decided alone by then: reduce `found` first, "
+                feedback="the ranks agree only after the step, which each of them has decided alone by then: reduce `found` "
+                         "first, "
                 "then decide"),
         Mistake("only rank 0 knows", edits={REDUCE: "dist.reduce(found, dst=0, op=dist.ReduceOp.MAX)"},
-                told=f"rank 0 alone knows what all ranks found, as after `dist.reduce`, and the "
+                feedback=f"rank 0 alone knows what all ranks found, as after `dist.reduce`, and the "
                 f"others decide by what they found "
                 f"themselves: {AGREE}"),
         Mistake("rank 0 decides", edits={REDUCE: "dist.broadcast(found, src=0)"},
-                told=f"rank 0 decides for all by its own gradients, and the inf of another rank goes into the weights: {AGREE}"),
+                feedback=f"rank 0 decides for all by its own gradients, and the inf of another rank goes into the weights: "
+                         f"{AGREE}"),
         Mistake("skips only if all found one", edits={REDUCE: "dist.all_reduce(found, op=dist.ReduceOp.MIN)"},
-                told="ranks skip only if each of them has found an inf, as a reduction with MIN "
+                feedback="ranks skip only if each of them has found an inf, as a reduction with MIN "
                 "or the mean of the flags gives it: one "
                 "rank's is enough, so reduce with MAX"),
         Mistake("reduces only where an inf was found", answer=_reduces_only_if_found,
-                told="only a rank that found an inf calls the all-reduce, and waits there forever: every rank has to call it, "
+                feedback="only a rank that found an inf calls the all-reduce, and waits there forever: every rank has to call "
+                         "it, "
                 "each time"),
         Mistake("a rank with an inf leaves", answer=_leaves_with_an_inf,
-                told="a rank that found an inf returns before the all-reduce, and the other waits there forever: it has to tell "
+                feedback="a rank that found an inf returns before the all-reduce, and the other waits there forever: it has to "
+                         "tell "
                 "the others, with the flag 1"),
-        Mistake("a rank without gradients leaves", breaks="on some rank perhaps none has one",
+        Mistake("a rank without gradients leaves", violates="on some rank perhaps none has one",
                 answer=_leaves_early_without_gradients,
-                told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
+                feedback="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
                 "take part, with the flag 0"),
-        Mistake("looks only for NaN", breaks="holds an inf or a NaN",
+        Mistake("looks only for NaN", violates="holds an inf or a NaN",
                 edits={FOUND: "found = torch.tensor(float(any(grad.isnan().any() for grad in grads)))"},
-                told="an inf goes unseen: `isfinite()` is false for inf and for NaN"),
+                feedback="an inf goes unseen: `isfinite()` is false for inf and for NaN"),
         Mistake("looks only for inf",
                 edits={FOUND: "found = torch.tensor(float(any(grad.isinf().any() for grad in grads)))"},
-                told="a NaN goes unseen: `isfinite()` is false for inf and for NaN"),
+                feedback="a NaN goes unseen: `isfinite()` is false for inf and for NaN"),
         Mistake("judges by the norm", edits={
                     FOUND: "squares = sum((grad.square().sum() for grad in grads), torch.zeros(()))\n"
                     "found = torch.tensor(float(not squares.isfinite()))"},
-                told="a step was skipped although all gradients are finite: their norm, or their "
+                feedback="a step was skipped although all gradients are finite: their norm, or their "
                 "sum, can be inf where none of them is. "
                 "Ask `isfinite()` of the gradients themselves"),
         Mistake("MAX of the gradients", edits={
                     FOUND: "found = torch.stack([torch.zeros(()), *(grad.abs().max() for grad in grads)]).max()",
                     "if found == 0:": "if found.isfinite():", "return found.item() == 0": "return bool(found.isfinite())"},
-                told="the largest gradient is reduced with MAX, and a NaN gets lost in it, since no comparison with NaN is true: "
+                feedback="the largest gradient is reduced with MAX, and a NaN gets lost in it, since no comparison with NaN is "
+                         "true: "
                 "let each rank reduce a flag, 1 for an inf or a NaN and 0 for none"),
-        Mistake("does not unscale", breaks="Divide them by `scale`", edits={DIVIDE: "pass"},
-                told="the gradients are still `scale` times too large when the optimizer takes its step"),
+        Mistake("does not unscale", violates="Divide them by `scale`", edits={DIVIDE: "pass"},
+                feedback="the gradients are still `scale` times too large when the optimizer takes its step"),
         Mistake("multiplies by the scale", edits={DIVIDE: "grad.mul_(scale)"},
-                told="the gradients are multiplied by `scale`, which they already are: divide them by it"),
+                feedback="the gradients are multiplied by `scale`, which they already are: divide them by it"),
         Mistake("the first gradient alone", edits={
                     FOUND: "found = torch.tensor(float(bool(grads) and not grads[0].isfinite().all()))"},
-                told="an inf in any gradient but the first goes unseen: test all of them"),
+                feedback="an inf in any gradient but the first goes unseen: test all of them"),
         Mistake("the first group alone", answer=_first_group_alone,
-                told="only the first of the optimizer's parameter groups is looked at: go through all of "
+                feedback="only the first of the optimizer's parameter groups is looked at: go through all of "
                 "`optimizer.param_groups`"),
-        Mistake("returns whether it was skipped", breaks="Return whether the step was taken",
+        Mistake("returns whether it was skipped", violates="Return whether the step was taken",
                 edits={"return found.item() == 0": "return found.item() != 0"},
-                told="this returns True for a step that was skipped: return True if it was taken"),
+                feedback="this returns True for a step that was skipped: return True if it was taken"),
         Mistake("averages the gradients", edits={DIVIDE: "grad.div_(scale); dist.all_reduce(grad)"},
-                told="the gradients themselves are reduced. They belong to different weights on each rank, so they have nothing "
+                feedback="the gradients themselves are reduced. They belong to different weights on each rank, so they have "
+                         "nothing "
                 "to do with each other (here their shapes even differ): only the flag travels"),
-        Mistake("returns what this rank found", breaks="the same on all ranks", edits={
+        Mistake("returns what this rank found", violates="the same on all ranks", edits={
                     FOUND: FOUND + "\nmine = found.item()", "return found.item() == 0": "return mine == 0"},
-                told="the step is right, but the return value is what this rank found, so the ranks return different ones: "
+                feedback="the step is right, but the return value is what this rank found, so the ranks return different ones: "
                 "return what they agreed on"),
     ],
 )  # fmt: skip

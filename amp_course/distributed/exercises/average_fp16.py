@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, read_tensor
-from amp_course.distributed.ranks import Collective, call_on_rank, collectives_so_far, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake, read_tensor
+from amp_course.distributed.ranks import Collective, call_on_rank, cases_on_ranks, collectives_so_far
 
 average_fp16 = Exercise(
     chapter="distributed", name="average_fp16", number=5, title="Half the bytes, the same mean", difficulty=4, importance=4,
@@ -68,7 +68,7 @@ BAD = (("inf", 0), ("-inf", 1), ("nan", 1), ("nan", 0))  # what, and on which ra
 ELEMENTS = 960  # so many that the few extra numbers, even pickled, are fewer
 
 
-def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Case]:
     """Let the answer average the first cases, or with `more` the others and some over a group of one rank; return the turns."""
     rank, turns = dist.get_rank(), []
     ranks = range(dist.get_world_size())
@@ -104,13 +104,13 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
         for one in called:
             sums[one.dtype] += one.elements
         sent = " and ".join(sorted(dtype for dtype, count in sums.items() if count >= elements)) or "float16"
-        facets = {
+        outputs = {
             "whether all of the mean is finite": bool(got.isfinite().all()),
             UNITS: "its own" if _is_in_own_units(got, gradients, rank) else "that of all",
             "the mean": got,
             "what the gradient travels in": sent,
         }
-        turns.append(Turn(case, facets, {"room": room}, {"sent": sent, "the mean": got}))
+        turns.append(Case(case, outputs, {"room": room}, {"sent": sent, "the mean": got}))
     if not more:
         return turns
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
@@ -118,14 +118,14 @@ def on_rank(answer: Callable[..., Any], seed: int, more: bool) -> list[Turn]:
         case = f"for a group of one rank, with elements up to {sizes[rank]:,g}"
         got, called = average(case, drawn(sizes[rank]), alone)
         too_many = next((one.name for one in called if len(one.group) > 1), "")
-        turns.append(Turn(case, {"collectives that run over all ranks": too_many, "the mean": got}))
+        turns.append(Case(case, {"collectives that run over all ranks": too_many, "the mean": got}))
     for bad, place in BAD:
         case = f"for gradients with {'an' if bad == 'inf' else 'a'} {bad} on rank {place}"
         gradient = drawn(1.0)
         if place == rank:
             gradient[3, 4] = float(bad)
         got, _ = average(case, gradient, dist.group.WORLD)
-        turns.append(Turn(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
+        turns.append(Case(case, {"whether an inf or a NaN came through": not got.isfinite().all()}))
     return turns
 
 
@@ -139,11 +139,11 @@ def _is_in_own_units(got: Tensor, gradients: list[Tensor], rank: int) -> bool:
     return bool((got.double() - mixed).abs().max() <= 0.01 * mixed.abs().max()) and bool(got.isfinite().all())
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Gradients of all sizes, equal and unequal ones, zeros, a group of one rank, inf and NaN."""
     seed = draw.randrange(10_000)
     for more in (False, True):  # two pieces, for most mistakes are told apart by the first
-        yield from turns_on_ranks(on_rank, answer, seed, more)
+        yield from cases_on_ranks(on_rank, answer, seed, more)
 
 
 def _largest_over_all_ranks(gradient: Tensor, group: Any) -> Tensor:
@@ -189,7 +189,7 @@ BACK = "return short.float() / factor / ranks"
 RANKS = "ranks = dist.get_world_size(group)"
 
 average_fp16.judge_by(
-    right=right, play=play, tolerance=2e-3,
+    right=right, cases=cases, tolerance=2e-3,
     said={"whether all of the mean is finite": "{case}, the result holds an inf or a NaN: {room}",
           UNITS: "{case}, the result is what comes of scaling each rank's gradient by its own "
           "largest element, so numbers in "
@@ -201,67 +201,75 @@ average_fp16.judge_by(
           "whether an inf or a NaN came through": "{case}, all of the result is finite: an inf or a NaN of any rank has to come "
           "out on all of them, for a scaler to skip the step"},
     mistakes=[
-        Mistake("adds up, then divides", breaks="none may be inf or NaN", answer=_sum_first,
-                told="the gradients are cast as they are and added up in fp16: the sum overflows beyond 65,504, and what is "
+        Mistake("adds up, then divides", violates="none may be inf or NaN", answer=_sum_first,
+                feedback="the gradients are cast as they are and added up in fp16: the sum overflows beyond 65,504, and what is "
                 "below fp16's smallest number is lost. Scale them first"),
-        Mistake("divides before the cast", breaks="right to within 0.2 % of the largest one", answer=_by_a_fixed_scale(1.0),
-                told="dividing by the number of ranks before the cast protects the sum from overflow, but not the terms: small "
+        Mistake("divides before the cast", violates="right to within 0.2 % of the largest one", answer=_by_a_fixed_scale(1.0),
+                feedback="dividing by the number of ranks before the cast protects the sum from overflow, but not the terms: "
+                         "small "
                 "ones are lost, large ones are still inf. Scale by the largest element"),
         Mistake("a fixed scale", answer=_by_a_fixed_scale(2.0**10),
-                told="a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute the factor from "
+                feedback="a fixed factor of 1,024 lifts some small elements and makes large ones overflow: compute the factor "
+                         "from "
                 "the largest element"),
         Mistake("ignores the group", edits={REDUCE: "dist.all_reduce(short)"},
-                told="the collective that adds up runs over all ranks and not over `group`: pass `group=group` to it"),
+                feedback="the collective that adds up runs over all ranks and not over `group`: pass `group=group` to it"),
         Mistake("the largest over all ranks", answer=_largest_over_all_ranks,
-                told="the largest element is reduced over all ranks and not over `group`, to which some of them do not belong: "
+                feedback="the largest element is reduced over all ranks and not over `group`, to which some of them do not "
+                         "belong: "
                 "pass `group=group` to that collective too"),
-        Mistake("the largest without abs", breaks="The largest element", edits={OWN_LARGEST: "largest = gradient.max()"},
-                told="`gradient.max()` is the largest positive element: where a negative one is larger in magnitude, the factor "
+        Mistake("the largest without abs", violates="The largest element", edits={OWN_LARGEST: "largest = gradient.max()"},
+                feedback="`gradient.max()` is the largest positive element: where a negative one is larger in magnitude, the "
+                         "factor "
                 "comes out far too large, or negative. Take `gradient.abs().max()`"),
         Mistake("the mean and not the largest", edits={OWN_LARGEST: "largest = gradient.abs().mean()"},
-                told="the factor is computed from a typical magnitude, such as the mean, and one element can be thousands of "
+                feedback="the factor is computed from a typical magnitude, such as the mean, and one element can be thousands of "
                 "times as large: take the largest, `gradient.abs().max()`"),
         Mistake("an epsilon", edits={FACTOR: "factor = 2.0**14 / (largest + 1e-12) / ranks"},
-                told="a constant that is added to the largest element, or is its least value, is larger itself than gradients as "
+                feedback="a constant that is added to the largest element, or is its least value, is larger itself than "
+                         "gradients as "
                 "small as these, which are then lost: treat the largest element 0 on its own, and nothing else"),
         Mistake("a rank with zeros leaves", answer=_leaves_with_zeros,
-                told="a rank whose gradients are all 0 returns before the collective, and the others wait there forever: decide "
+                feedback="a rank whose gradients are all 0 returns before the collective, and the others wait there forever: "
+                         "decide "
                 "by the largest element of all ranks"),
-        Mistake("each rank its own factor", breaks="on one rank or on all", edits={LARGEST: "pass"},
-                told="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
+        Mistake("each rank its own factor", violates="on one rank or on all", edits={LARGEST: "pass"},
+                feedback="every rank scales by its own largest element, so terms in different units are added up: all-reduce the "
                 "largest with MAX first"),
-        Mistake("rank 0's largest", breaks="on one rank or on all",
+        Mistake("rank 0's largest", violates="on one rank or on all",
                 edits={LARGEST: "dist.broadcast(largest, dist.get_global_rank(group, 0), group=group)"},
-                told="the factor comes from one rank's largest element, and another rank's can "
+                feedback="the factor comes from one rank's largest element, and another rank's can "
                 "be larger, so that it overflows: "
                 "all-reduce the largest with MAX"),
         Mistake("the least of the largest", edits={LARGEST: LARGEST.replace("MAX", "MIN")},
-                told="the factor comes from the smallest of the ranks' largest elements, so that "
+                feedback="the factor comes from the smallest of the ranks' largest elements, so that "
                 "larger ones overflow: reduce "
                 "with MAX"),
         Mistake("no room for the sum", edits={FACTOR: "factor = 2.0**15.9 / largest"},
-                told="the factor brings the largest element to just below 65,504, so the sum of two such overflows: divide the "
+                feedback="the factor brings the largest element to just below 65,504, so the sum of two such overflows: divide "
+                         "the "
                 "factor by the number of ranks"),
-        Mistake("travels in fp32", breaks="let it travel in **fp16**", edits={SHORT: "short = gradient * factor"},
-                told="the gradient travels in fp32, with 4 bytes per element: cast it to fp16 before the collective"),
+        Mistake("travels in fp32", violates="let it travel in **fp16**", edits={SHORT: "short = gradient * factor"},
+                feedback="the gradient travels in fp32, with 4 bytes per element: cast it to fp16 before the collective"),
         Mistake("travels in bf16", edits={SHORT: "short = (gradient * factor).bfloat16()"},
-                told="the gradient travels in bf16, which keeps only 8 bits of each element: the errors are 8 times those of "
+                feedback="the gradient travels in bf16, which keeps only 8 bits of each element: the errors are 8 times those of "
                 "fp16"),
-        Mistake("forgets the mean", breaks="return the mean", edits={BACK: "return short.float() / factor"},
-                told="this is the sum over the ranks: divide by their number"),
+        Mistake("forgets the mean", violates="return the mean", edits={BACK: "return short.float() / factor"},
+                feedback="this is the sum over the ranks: divide by their number"),
         Mistake("forgets the factor", edits={BACK: "return short.float() / ranks"},
-                told="the result is still multiplied by the factor: divide by it, in fp32"),
+                feedback="the result is still multiplied by the factor: divide by it, in fp32"),
         Mistake("divides in fp16", edits={BACK: "return (short / factor / ranks).float()"},
-                told="the factor is taken out while the sum is still in fp16, so what was saved is lost there: call `.float()` "
+                feedback="the factor is taken out while the sum is still in fp16, so what was saved is lost there: call "
+                         "`.float()` "
                 "first"),
-        Mistake("NaN for zeros", breaks="Gradients of 0 stay 0", edits={"if largest == 0:": "if False:"},
-                told="where all gradients are 0, the factor is 1/0 = inf, and 0 · inf is NaN: treat that case on its own"),
-        Mistake("hides inf and NaN", breaks="If some rank has an inf or a NaN, so must the result", edits={
+        Mistake("NaN for zeros", violates="Gradients of 0 stay 0", edits={"if largest == 0:": "if False:"},
+                feedback="where all gradients are 0, the factor is 1/0 = inf, and 0 · inf is NaN: treat that case on its own"),
+        Mistake("hides inf and NaN", violates="If some rank has an inf or a NaN, so must the result", edits={
                     BACK: "return (short.float() / factor / ranks).nan_to_num(0.0, 0.0, 0.0)"},
-                told="inf and NaN come out as plain numbers, so that no scaler can skip the step: let them through"),
-        Mistake("counts two ranks", breaks="over these ranks", edits={RANKS: "ranks = 2"},
-                told="the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`"),
-        Mistake("returns fp16", breaks="in fp32", edits={BACK: "return (short.float() / factor / ranks).half()"},
-                told="the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32"),
+                feedback="inf and NaN come out as plain numbers, so that no scaler can skip the step: let them through"),
+        Mistake("counts two ranks", violates="over these ranks", edits={RANKS: "ranks = 2"},
+                feedback="the mean is always taken over 2 ranks: ask `dist.get_world_size(group)`"),
+        Mistake("returns fp16", violates="in fp32", edits={BACK: "return (short.float() / factor / ranks).half()"},
+                feedback="the result is cast to fp16 at the end, so its range is that of fp16 again: return fp32"),
     ],
 )  # fmt: skip

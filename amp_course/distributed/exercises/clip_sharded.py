@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, read_number
-from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake, read_number
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, collectives_so_far
 
 clip_sharded = Exercise(
     chapter="distributed", name="clip_sharded", number=4, title="Clip a norm in pieces", difficulty=3, importance=4, minutes=12,
@@ -71,28 +71,28 @@ def _scene(rank: int, seed: int) -> list[tuple[str, list[Tensor], float]]:
     ]
 
 
-def on_rank(answer: Callable[..., Any], seed: int, some_norm_is_0: bool) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int, some_norm_is_0: bool) -> list[Case]:
     """Let the answer clip this rank's part in the cases in which some norm is 0, or in the others; return its turns."""
-    turns: list[Turn] = []
+    turns: list[Case] = []
     for case, grads, max_norm in _scene(dist.get_rank(), seed)[slice(-3, None) if some_norm_is_0 else slice(-3)]:
         given, own = [*grads], sum((grad.double().square().sum().item() for grad in grads), 0.0) ** 0.5
         before = len(collectives_so_far())
         norm = read_number(call_on_rank(answer, case, grads, max_norm), case)
-        clues: dict[str, Any] = {
+        evidence: dict[str, Any] = {
             "the first list holds another tensor": not turns and [*map(id, grads[:1])] != [*map(id, given[:1])],
             "sent": {one.dtype for one in collectives_so_far()[before:] if one.dtype.startswith(("float", "bfloat"))},
         }
         facts = {"own": f"{own:.4g}", "max_norm": f"{max_norm:g}"}
-        facets = {"the norm": norm, "the clipped gradient": [grad.clone() for grad in given]}
-        turns.append(Turn(case, facets, facts, clues))
+        outputs = {"the norm": norm, "the clipped gradient": [grad.clone() for grad in given]}
+        turns.append(Case(case, outputs, facts, evidence))
     return turns
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Norms below and above the limit, fp16 gradients, a rank with nothing, zeros."""
     seed = draw.randrange(10_000)
     for some_norm_is_0 in (False, True):  # apart, for many an answer that is wrong before divides by 0 there
-        yield from turns_on_ranks(on_rank, answer, seed, some_norm_is_0)
+        yield from cases_on_ranks(on_rank, answer, seed, some_norm_is_0)
 
 
 def _norm_of_norms(grads: list[Tensor]) -> Tensor:
@@ -147,68 +147,75 @@ OWN_NORM = "the norm returned is right, but this rank clips by its own norm, {ow
 ADD_SQUARES = "squares can be added up, norms cannot"
 
 clip_sharded.judge_by(
-    right=right, play=play, tolerance=2e-3, mistakes=[
-        Mistake("the local norm", breaks="the gradients of all ranks together", edits={REDUCE: "pass"},
-                told="this is the norm of this rank's gradients alone, {own}: add up the squares over all ranks, by "
+    right=right, cases=cases, tolerance=2e-3, mistakes=[
+        Mistake("the local norm", violates="the gradients of all ranks together", edits={REDUCE: "pass"},
+                feedback="this is the norm of this rank's gradients alone, {own}: add up the squares over all ranks, by "
                 "`dist.all_reduce`, before the root"),
         Mistake("the sum of the norms", edits={NORM: "norm = total.item()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
-                told=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
+                feedback=f"this adds up the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce"),
         Mistake("the sum of the tensors' norms", edits={
                     SQUARES: "total += grad.float().norm()", NORM: "norm = total.item()"},
-                told=f"this adds up the norms of the tensors: {ADD_SQUARES}. Add up squares, and "
+                feedback=f"this adds up the norms of the tensors: {ADD_SQUARES}. Add up squares, and "
                 f"take the root at the end"),
         Mistake("only rank 0 gets the sum", edits={REDUCE: "dist.reduce(total, dst=0)"},
-                told="rank 0 alone has the sum over all ranks, as after `dist.reduce`, and every "
+                feedback="rank 0 alone has the sum over all ranks, as after `dist.reduce`, and every "
                 "rank needs it: `dist.all_reduce` gives "
                 "it to all"),
         Mistake("the largest norm", edits={REDUCE: "dist.all_reduce(total, op=dist.ReduceOp.MAX)"},
-                told="this is the larger one of the ranks' norms: the squares of all ranks add up"),
+                feedback="this is the larger one of the ranks' norms: the squares of all ranks add up"),
         Mistake("the mean of the norms", edits={
                     NORM: "norm = total.item() / dist.get_world_size()", REDUCE: "total.sqrt_(); dist.all_reduce(total)"},
-                told=f"this is the mean of the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce, and divide by "
+                feedback=f"this is the mean of the ranks' norms: {ADD_SQUARES}. Take the root after the all-reduce, and divide "
+                         f"by "
                 "nothing"),
         Mistake("the mean of the squares", edits={NORM: "norm = (total / dist.get_world_size()).sqrt().item()"},
-                told="the sum of squares is divided by the number of ranks. The ranks hold different gradients, not copies: "
+                feedback="the sum of squares is divided by the number of ranks. The ranks hold different gradients, not copies: "
                 "their squares add up"),
         Mistake("the square of the norm", edits={NORM: "norm = total.item()"},
-                told="this is the sum of the squares: the norm is its square root"),
-        Mistake("squares in fp16", breaks="compute the norm in fp32",
+                feedback="this is the sum of the squares: the norm is its square root"),
+        Mistake("squares in fp16", violates="compute the norm in fp32",
                 edits={SQUARES: "total += grad.square().sum()"},
-                told=OWN_DTYPE),
+                feedback=OWN_DTYPE),
         Mistake("squares and their sum in fp16", edits={
                     ZERO: "total = torch.zeros((), dtype=grads[0].dtype if grads else None)",
                     SQUARES: "total += grad.square().sum()"},
-                told=OWN_DTYPE),
-        Mistake("the sum travels in fp16", breaks="let it travel in fp32", edits={REDUCE: "total = total.half()\n" + REDUCE},
-                told="the sum of the squares is cast to fp16 for the all-reduce, where it is inf beyond 65,504: a single number "
+                feedback=OWN_DTYPE),
+        Mistake("the sum travels in fp16", violates="let it travel in fp32", edits={REDUCE: "total = total.half()\n" + REDUCE},
+                feedback="the sum of the squares is cast to fp16 for the all-reduce, where it is inf beyond 65,504: a single "
+                         "number "
                 "may well travel in fp32"),
         Mistake("the norm of each tensor in fp16", edits={SQUARES: "total += grad.norm().float().square()"},
-                told="the norm of an fp16 tensor is itself an fp16 number: it is inf beyond 65,504. Call `.float()` before you "
+                feedback="the norm of an fp16 tensor is itself an fp16 number: it is inf beyond 65,504. Call `.float()` before "
+                         "you "
                 "take the norm"),
-        Mistake("always scales", breaks="below, change nothing", edits={"if norm > max_norm:": "if norm > 0:"}, told=SCALES_UP),
-        Mistake("always scales, even a norm of 0", edits={"if norm > max_norm:": "if True:"}, told=SCALES_UP),
-        Mistake("always scales, even a norm of 0, in tensors", breaks="the norm may be 0", edits={
-                    "if norm > max_norm:": "if True:", CLIP: "grad.mul_(max_norm / total.sqrt())"}, told=SCALES_UP),
-        Mistake("never scales", breaks="in place", edits={CLIP: "pass"},
-                told="the norm is right, but the tensors in the list are unchanged: multiply each in place, by `grad.mul_(…)`"),
+        Mistake("always scales", violates="below, change nothing",
+                edits={"if norm > max_norm:": "if norm > 0:"}, feedback=SCALES_UP),
+        Mistake("always scales, even a norm of 0", edits={"if norm > max_norm:": "if True:"}, feedback=SCALES_UP),
+        Mistake("always scales, even a norm of 0, in tensors", violates="the norm may be 0", edits={
+                    "if norm > max_norm:": "if True:", CLIP: "grad.mul_(max_norm / total.sqrt())"}, feedback=SCALES_UP),
+        Mistake("never scales", violates="in place", edits={CLIP: "pass"},
+                feedback="the norm is right, but the tensors in the list are unchanged: multiply each in place, by "
+                         "`grad.mul_(…)`"),
         Mistake("replaces the tensors", edits={CLIP: "grads[:] = [one * (max_norm / norm) for one in grads]\nbreak"},
-                told="the list gets new tensors, and those that were in it, which are the parameters' gradients, stay as they "
+                feedback="the list gets new tensors, and those that were in it, which are the parameters' gradients, stay as "
+                         "they "
                 "are: multiply each in place, by `grad.mul_(…)`"),
-        Mistake("clips by its own norm", answer=_own_norm_for_clipping, told=OWN_NORM),
-        Mistake("clips by its own norm, even 0", answer=_own_norm_for_clipping_even_0, told=OWN_NORM),
+        Mistake("clips by its own norm", answer=_own_norm_for_clipping, feedback=OWN_NORM),
+        Mistake("clips by its own norm, even 0", answer=_own_norm_for_clipping_even_0, feedback=OWN_NORM),
         Mistake("decides by its own norm", answer=_own_norm_for_deciding,
-                told="this rank looks at its own norm, {own}, to decide whether to clip: all "
+                feedback="this rank looks at its own norm, {own}, to decide whether to clip: all "
                 "ranks have to decide by the norm of "
                 "all gradients, or only some of them clip"),
         Mistake("clips each tensor", answer=_each_tensor_by_its_own,
-                told="each tensor is clipped by its own norm, which changes the direction of the step: one factor for all"),
+                feedback="each tensor is clipped by its own norm, which changes the direction of the step: one factor for all"),
         Mistake("clamps the elements", edits={CLIP: "grad.clamp_(-max_norm, max_norm)"},
-                told="the elements are clamped one by one, which changes the direction of the step: multiply all of them by one "
+                feedback="the elements are clamped one by one, which changes the direction of the step: multiply all of them by "
+                         "one "
                 "factor, `max_norm / norm`"),
-        Mistake("a rank with nothing leaves", breaks="the list may be empty", answer=_leaves_if_empty,
-                told="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
+        Mistake("a rank with nothing leaves", violates="the list may be empty", answer=_leaves_if_empty,
+                feedback="a rank without gradients returns before the all-reduce, and the other waits there forever: it has to "
                 "take part, with a sum of 0"),
         Mistake("returns the norm after clipping", edits={"return norm": "return min(norm, max_norm)"},
-                told="this is the norm after clipping: return the one before, as `clip_grad_norm_` does, for the log"),
+                feedback="this is the norm after clipping: return the one before, as `clip_grad_norm_` does, for the log"),
     ],
 )  # fmt: skip

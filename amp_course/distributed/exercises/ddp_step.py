@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Exercise, Mistake, Turn
-from amp_course.distributed.ranks import call_on_rank, collectives_so_far, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, collectives_so_far
 
 ddp_step = Exercise(
     chapter="distributed", name="ddp_step", number=2, title="Accumulate, then talk once", difficulty=3, importance=5, minutes=15,
@@ -64,7 +64,7 @@ STEPS: tuple[tuple[int, float, tuple[int, int] | None, str], ...] = (
 )
 
 
-def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Case]:
     """Let the answer take some of STEPS in a training of its own, with this rank's batches; return its turns."""
     generator = torch.Generator().manual_seed(seed)
     net = nn.Sequential(
@@ -98,7 +98,7 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Turn]:
         call_on_rank(answer, case, model, batches, loss_fn, optimizer, scaler, max_norm)
         reduced = sum(one.elements for one in collectives_so_far()[before:] if one.name == "all_reduce")
         trips = reduced // _gradient(net).numel()  # in one bucket or in several
-        facets = {
+        outputs = {
             "the number of forward passes": len(dtypes),
             "the dtype of the model's output": dtypes[0] if dtypes else None,
             "the number of optimizer steps": len(used),
@@ -108,13 +108,13 @@ def on_rank(answer: Callable[..., Any], seed: int, steps: slice) -> list[Turn]:
             "the gradient left after the step": _gradient(net),
             "how often the gradients were all-reduced": trips,
         }
-        clues = {
+        evidence = {
             "gradients": [*used],
             "trips": trips,
             "forward passes through DDP": len(wrapped),
             "the loss scale after the step": scaler.get_scale(),
         }
-        turns.append(Turn(case, facets, {"count": count, "trips": trips}, clues))
+        turns.append(Case(case, outputs, {"count": count, "trips": trips}, evidence))
     return turns
 
 
@@ -122,11 +122,11 @@ def _gradient(net: nn.Module) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for p in net.parameters()])
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Steps of 3, 4, 2 and 1 micro-batches, one that overflows on one rank, and one that is clipped."""
     seed = draw.randrange(10_000)
     for steps in (slice(1), slice(1, None)):  # two pieces, for most mistakes are told apart by the first
-        yield from turns_on_ranks(on_rank, answer, seed, steps)
+        yield from cases_on_ranks(on_rank, answer, seed, steps)
 
 
 FIRST = "for number, (inputs, targets) in enumerate(batches, 1):"
@@ -143,76 +143,84 @@ AROUND_BACKWARD = (
 )
 
 ddp_step.judge_by(
-    right=right, play=play, tolerance=5e-3,
+    right=right, cases=cases, tolerance=5e-3,
     said={"how often the gradients were all-reduced":
           "{case}, the gradients were all-reduced {got} times; it should be {want}, with the last micro-batch"},
     mistakes=[
-        Mistake("syncs each micro-batch", breaks="DDP may all-reduce the gradients **once**", edits={QUIET: "if True:"},
-                told="DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times in this step: run "
+        Mistake("syncs each micro-batch", violates="DDP may all-reduce the gradients **once**", edits={QUIET: "if True:"},
+                feedback="DDP all-reduces the gradients in the backward pass of every micro-batch, {trips} times in this step: "
+                         "run "
                 "all but the last under `model.no_sync()`. The forward pass belongs under it too, for there DDP decides whether "
                 "it will all-reduce"),
-        Mistake("never syncs", breaks="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
-                told="the gradients are never all-reduced, so each rank trains a model of its "
+        Mistake("never syncs", violates="over all micro-batches of all ranks", edits={QUIET: "with model.no_sync():"},
+                feedback="the gradients are never all-reduced, so each rank trains a model of its "
                 "own: the last micro-batch must not run "
                 "under `model.no_sync()`"),
         Mistake("syncs the first", edits={QUIET: "with contextlib.nullcontext() if number == 1 else model.no_sync():"},
-                told="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
+                feedback="DDP all-reduces with the first micro-batch, and what the others add stays on its rank: it has to be "
                 "the last"),
         Mistake("unscales before the last", edits={
                     SCALE: SCALE + "\nif number == max(1, len(batches) - 1):\n    scaler.unscale_(optimizer)", UNSCALE: "pass"},
-                told="`unscale_` runs before the last micro-batch, whose gradients are then added `scale` times too large: "
+                feedback="`unscale_` runs before the last micro-batch, whose gradients are then added `scale` times too large: "
                 "unscale once, after the last backward pass"),
         Mistake("divides by the world size twice", edits={UNSCALE: UNSCALE + "\n" + AVERAGE},
-                told="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce takes "
+                feedback="the gradients are divided by the number of ranks twice. DDP has done it already, for its all-reduce "
+                         "takes "
                 "the mean: do not divide by the world size, neither the loss nor the gradients"),
         Mistake("divides by the world size instead", edits={
                     SCALE: SCALE.replace("len(batches)", "dist.get_world_size()")},
-                told="the losses are divided by the number of ranks, which DDP has done already, "
+                feedback="the losses are divided by the number of ranks, which DDP has done already, "
                 "and not by the number of "
                 "micro-batches, {count}: divide by that"),
         Mistake("adds up the micro-batches", edits={SCALE: "scaler.scale(loss).backward()"},
-                told="the gradients of the micro-batches are added up: for their mean, divide each loss by the number of "
+                feedback="the gradients of the micro-batches are added up: for their mean, divide each loss by the number of "
                 "micro-batches, {count}"),
         Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
-                told="the gradients are clipped while they are still `scale` times too large: call "
+                feedback="the gradients are clipped while they are still `scale` times too large: call "
                 "`scaler.unscale_(optimizer)` first"),
-        Mistake("does not clip", breaks="clipped to `max_norm`", edits={CLIP: "pass"}, told="the gradients are not clipped"),
+        Mistake("does not clip", violates="clipped to `max_norm`", edits={CLIP: "pass"}, feedback="the gradients are not "
+                                                                                                  "clipped"),
         Mistake("clips each micro-batch", edits={
                     SCALE: SCALE + "\nif number < len(batches):\n    clip_grad_norm_(model.parameters(), max_norm)"},
-                told="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
+                feedback="the sum is clipped after each micro-batch: clip once, when it is complete and unscaled"),
         Mistake("clips each element", edits={
                     CLIP: "for p in model.parameters():\n    p.grad.clamp_(-max_norm, max_norm)"},
-                told="each element is clipped on its own, which changes the direction of the step: `clip_grad_norm_` multiplies "
+                feedback="each element is clipped on its own, which changes the direction of the step: `clip_grad_norm_` "
+                         "multiplies "
                 "all gradients by one factor"),
         Mistake("clips each parameter", edits={
                     CLIP: "for p in model.parameters():\n    clip_grad_norm_([p], max_norm)"},
-                told="each parameter is clipped by its own norm, which changes the direction of the step: one norm for all, "
+                feedback="each parameter is clipped by its own norm, which changes the direction of the step: one norm for all, "
                 "`clip_grad_norm_(model.parameters(), max_norm)`"),
         Mistake("scales up to the norm", edits={
                     CLIP: "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
                     "for p in model.parameters():\n    p.grad.mul_(max_norm / norm)"},
-                told="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, as "
+                feedback="gradients whose norm is below `max_norm` are scaled up to it: clip only what is above, as "
                 "`clip_grad_norm_` does"),
         Mistake("clears only at the start", edits={
                     FIRST: "optimizer.zero_grad()\n" + FIRST, CLEAR: "pass"},
-                told="the gradients are cleared at the start of the step, and are still there at its end: move "
+                feedback="the gradients are cleared at the start of the step, and are still there at its end: move "
                 "`optimizer.zero_grad()` to the end"),
-        Mistake("leaves the gradients", breaks="clears the gradients afterwards", edits={CLEAR: "pass"},
-                told="the gradients are not cleared, so the next step adds to them: call `optimizer.zero_grad()`"),
+        Mistake("leaves the gradients", violates="clears the gradients afterwards", edits={CLEAR: "pass"},
+                feedback="the gradients are not cleared, so the next step adds to them: call `optimizer.zero_grad()`"),
         Mistake("clears before every micro-batch", edits={FORWARD: "optimizer.zero_grad()\n" + FORWARD},
-                told="the gradients are cleared before every micro-batch, so only the last one counts: clear them once per step"),
-        Mistake("no scaler", breaks="use the scaler", edits={
+                feedback="the gradients are cleared before every micro-batch, so only the last one counts: clear them once per "
+                         "step"),
+        Mistake("no scaler", violates="use the scaler", edits={
                     SCALE: "(loss / len(batches)).backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the scaler is not used: a gradient that overflows goes into the weights, and one that underflows is lost"),
+                feedback="the scaler is not used: a gradient that overflows goes into the weights, and one that underflows is "
+                         "lost"),
         Mistake("steps past the scaler", edits={STEP: "optimizer.step()"},
-                told="`optimizer.step()` steps even if the scaler has found an inf: call `scaler.step(optimizer)`, which then "
+                feedback="`optimizer.step()` steps even if the scaler has found an inf: call `scaler.step(optimizer)`, which "
+                         "then "
                 "leaves the step out"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` is missing: after a step the scale is never adjusted, and the next `unscale_` fails"),
-        Mistake("no autocast", breaks="under fp16 autocast", edits={REGION: "if True:"},
-                told="the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, dtype=torch.float16)`"),
+                feedback="`scaler.update()` is missing: after a step the scale is never adjusted, and the next `unscale_` fails"),
+        Mistake("no autocast", violates="under fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward passes run in fp32: put them into `torch.autocast(inputs.device.type, "
+                         "dtype=torch.float16)`"),
         Mistake("the wrapped module", edits={FORWARD: "loss = loss_fn(model.module(inputs), targets)"},
-                told="the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: call `model` "
+                feedback="the forward pass goes through `model.module`, past DDP, so nothing is ever all-reduced: call `model` "
                 "itself"),
     ],
 )  # fmt: skip

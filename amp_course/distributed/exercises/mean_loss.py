@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, read_number
-from amp_course.distributed.ranks import call_on_rank, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake, read_number
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks
 
 mean_loss = Exercise(
     chapter="distributed", name="mean_loss", number=1, title="One loss to log", difficulty=2, importance=4, minutes=8, lines=5,
@@ -54,19 +54,19 @@ CASES = (
 DTYPES = {torch.float32: "in fp32", torch.float16: "in fp16"}
 
 
-def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...]]) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], cases: list[tuple[tuple[float, int], ...]]) -> list[Case]:
     """Call the answer for each case, in both dtypes, with what this rank has; return its turns."""
     turns = []
     for case in cases:
         for dtype, named in DTYPES.items():
-            told = " and ".join(f"{loss:g} over {n:,} sample{'' if n == 1 else 's'}" for loss, n in case)
-            told = f"for losses of {told}, {named}"
+            feedback = " and ".join(f"{loss:g} over {n:,} sample{'' if n == 1 else 's'}" for loss, n in case)
+            feedback = f"for losses of {feedback}, {named}"
             loss, samples = case[dist.get_rank()]
-            got = call_on_rank(answer, told, torch.tensor(loss, dtype=dtype), samples)
-            number = read_number(got, told)
+            got = call_on_rank(answer, feedback, torch.tensor(loss, dtype=dtype), samples)
+            number = read_number(got, feedback)
             alike = "all alike" if _is_mean_of_means(number, case) else "by their samples"
             facts = {"total": f"{sum(n for _, n in case):,}", "number": f"{number:g}"}
-            turns.append(Turn(told, {WEIGHTS: alike, "the mean loss": number}, facts))
+            turns.append(Case(feedback, {WEIGHTS: alike, "the mean loss": number}, facts))
     return turns
 
 
@@ -79,13 +79,13 @@ def _is_mean_of_means(number: float, case: tuple[tuple[float, int], ...]) -> boo
     return math.isclose(number, (one + other) / 2, rel_tol=1e-3) and not math.isclose(number, right_one, rel_tol=1e-4)
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Equal and unequal numbers, a rank with none, sums beyond fp16, and drawn ones."""
     drawn = [tuple((draw.randint(1, 40) / 8, draw.randint(1, 90)) for _ in range(2)) for _ in range(2)]
     cases = [*CASES, *drawn]
     some_empty = [case for case in cases if not all(samples for _, samples in case)]
-    yield from turns_on_ranks(on_rank, answer, [case for case in cases if case not in some_empty])
-    yield from turns_on_ranks(on_rank, answer, some_empty)  # apart, for many an answer that is wrong before raises here
+    yield from cases_on_ranks(on_rank, answer, [case for case in cases if case not in some_empty])
+    yield from cases_on_ranks(on_rank, answer, some_empty)  # apart, for many an answer that is wrong before raises here
 
 
 def _mean_of_means(loss: Tensor, samples: int) -> float:
@@ -106,53 +106,58 @@ WEIGHTS = "how the ranks' means are weighted"
 OWN_SAMPLES = "the sum over all ranks is divided by this rank's samples alone: divide by those of all ranks, {total}"
 
 mean_loss.judge_by(
-    right=right, play=play, tolerance=1e-4,
+    right=right, cases=cases, tolerance=1e-4,
     said={WEIGHTS: f"{{case}}, your {{number}} is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"},
     mistakes=[
-        Mistake("the mean of the means", breaks="Ranks may have different numbers of samples", answer=_mean_of_means,
-                told=f"this is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"),
-        Mistake("this rank's own", breaks="the mean over the samples of all ranks", answer=lambda loss, samples: loss.item(),
-                told="this is the loss of this rank alone, and each rank returns a different number: `dist.all_reduce` adds up "
+        Mistake("the mean of the means", violates="Ranks may have different numbers of samples", answer=_mean_of_means,
+                feedback=f"this is the mean of the ranks' means, as if all had equally many samples: {WEIGH}"),
+        Mistake("this rank's own", violates="the mean over the samples of all ranks", answer=lambda loss, samples: loss.item(),
+                feedback="this is the loss of this rank alone, and each rank returns a different number: `dist.all_reduce` adds "
+                         "up "
                 "over the ranks"),
-        Mistake("NaN of an empty rank", breaks="a rank with none has the loss NaN",
+        Mistake("NaN of an empty rank", violates="a rank with none has the loss NaN",
                 edits={"total = float(loss) * samples if samples else 0.0": "total = float(loss) * samples"},
-                told="one rank has no samples and the loss NaN, and NaN times 0 is NaN: let such a rank add 0"),
-        Mistake("hides a NaN that counts", breaks="must come out as NaN",
+                feedback="one rank has no samples and the loss NaN, and NaN times 0 is NaN: let such a rank add 0"),
+        Mistake("hides a NaN that counts", violates="must come out as NaN",
                 edits={"total = float(loss) * samples if samples else 0.0": "total = loss.float().nan_to_num().item() * samples"},
-                told="the NaN of a rank that has samples comes out as a plain number, so the log looks healthy while training is "
+                feedback="the NaN of a rank that has samples comes out as a plain number, so the log looks healthy while "
+                         "training is "
                 "lost: leave out a rank because it has no samples, not because its loss is NaN"),
         Mistake("leaves out a rank with NaN",
                 edits={"total = float(loss) * samples if samples else 0.0":
                        "samples = 0 if loss.isnan() else samples; total = loss.float().nan_to_num().item() * samples"},
-                told="a rank whose loss is NaN is left out, even if it has samples, so the log looks healthy while training is "
+                feedback="a rank whose loss is NaN is left out, even if it has samples, so the log looks healthy while training "
+                         "is "
                 "lost: leave out a rank because it has no samples, not because its loss is NaN"),
-        Mistake("an empty rank does not take part", breaks="which every rank calls", answer=_only_where_it_counts,
-                told="a rank without samples leaves out the all-reduce, and the other waits there forever. Every rank has to "
+        Mistake("an empty rank does not take part", violates="which every rank calls", answer=_only_where_it_counts,
+                feedback="a rank without samples leaves out the all-reduce, and the other waits there forever. Every rank has to "
                 "call it; one with no samples adds 0"),
-        Mistake("reduces to rank 0", breaks="the same on each", edits={"dist.all_reduce(sums)": "dist.reduce(sums, dst=0)"},
-                told="rank 0 alone has the sums over all ranks, as after `dist.reduce`: "
+        Mistake("reduces to rank 0", violates="the same on each", edits={"dist.all_reduce(sums)": "dist.reduce(sums, dst=0)"},
+                feedback="rank 0 alone has the sums over all ranks, as after `dist.reduce`: "
                 "`dist.all_reduce` gives them to all"),
-        Mistake("sums in the loss's dtype", breaks="Compute in fp32",
+        Mistake("sums in the loss's dtype", violates="Compute in fp32",
                 edits={"sums = torch.tensor([total, float(samples)])": "sums = torch.tensor([total, samples], dtype=loss.dtype)"},
-                told="the sums are in the dtype of the loss. In fp16 they are rounded to 11 bits, and beyond 65,504 they are "
+                feedback="the sums are in the dtype of the loss. In fp16 they are rounded to 11 bits, and beyond 65,504 they are "
                 "inf: add up in fp32"),
         Mistake("multiplies in the loss's dtype", edits={
                     "total = float(loss) * samples if samples else 0.0": "total = (loss * samples).item() if samples else 0.0"},
-                told="`loss * samples` is computed in the dtype of the loss. In fp16 it is rounded to 11 bits, and beyond 65,504 "
+                feedback="`loss * samples` is computed in the dtype of the loss. In fp16 it is rounded to 11 bits, and beyond "
+                         "65,504 "
                 "it is inf: call `.float()` before you multiply"),
         Mistake("the sum of the means", edits={
                     "total = float(loss) * samples if samples else 0.0": "total = float(loss) if samples else 0.0",
                     "return (sums[0] / sums[1]).item()": "return sums[0].item()"},
-                told=f"this is the sum of the ranks' means: {WEIGH}"),
+                feedback=f"this is the sum of the ranks' means: {WEIGH}"),
         Mistake("divides the means by all samples", edits={
                     "total = float(loss) * samples if samples else 0.0": "total = float(loss) if samples else 0.0"},
-                told="`loss` is a mean already: the sum over this rank's samples is `loss * samples`, and that is what has to "
+                feedback="`loss` is a mean already: the sum over this rank's samples is `loss * samples`, and that is what has "
+                         "to "
                 "be added up over the ranks"),
         Mistake("divides by this rank's samples",
-                edits={"return (sums[0] / sums[1]).item()": "return (sums[0] / samples).item()"}, told=OWN_SAMPLES),
+                edits={"return (sums[0] / sums[1]).item()": "return (sums[0] / samples).item()"}, feedback=OWN_SAMPLES),
         Mistake("divides by this rank's samples, in Python",
-                edits={"return (sums[0] / sums[1]).item()": "return sums[0].item() / samples"}, told=OWN_SAMPLES),
+                edits={"return (sums[0] / sums[1]).item()": "return sums[0].item() / samples"}, feedback=OWN_SAMPLES),
         Mistake("returns the sum", edits={"return (sums[0] / sums[1]).item()": "return sums[0].item()"},
-                told="this is the sum over all samples: divide by their number, {total}"),
+                feedback="this is the sum over all samples: divide by their number, {total}"),
     ],
 )  # fmt: skip

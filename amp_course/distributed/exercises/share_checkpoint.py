@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from amp_course.checking import Exercise, Mistake, Turn, alike
-from amp_course.distributed.ranks import call_on_rank, each_question, turns_on_ranks
+from amp_course.checking import Case, Exercise, Mistake, alike
+from amp_course.distributed.ranks import call_on_rank, cases_on_ranks, each_question
 
 share_checkpoint = Exercise(
     chapter="distributed", name="share_checkpoint", number=6, title="Save once, resume everywhere", difficulty=3, importance=5,
@@ -171,7 +171,7 @@ def _parts(value: Any) -> Iterator[Any]:
 CASES = ("without an older file", "with the checkpoint of an older training at `path`")
 
 
-def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
+def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Case]:
     """Let the answer share rank 0's training, without and with an older file; return the turns of this rank."""
     rank, turns, path = dist.get_rank(), [], ""
     for number, case in enumerate(CASES):
@@ -192,7 +192,7 @@ def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
         state = scaler.state_dict()
         wrote = bool(disk.names)
         lacking = _lacking(path, states) if rank == 0 else ""  # the others did not begin with these states
-        facets = {
+        outputs = {
             "whether this rank writes": wrote,
             "the weights": torch.cat([weight.detach().flatten() for weight in model.parameters()]),
             "the momentum": None if None in momentum else torch.cat([one.flatten() for one in momentum]),
@@ -206,15 +206,20 @@ def on_rank(answer: Callable[..., Any], folder: str, seed: int) -> list[Turn]:
             if wrote
             else f"rank {rank} writes nothing to `path`"
         )
-        clues = {"wrote": sorted(disk.names), "scale": state["scale"], "momentum": None in momentum, "lacking": lacking}
-        turns.append(Turn(case, facets, {"writes": writes}, clues))
+        evidence = {
+            "wrote": sorted(disk.names),
+            "scale": state["scale"],
+            "momentum": None in momentum,
+            "lacking": lacking,
+        }
+        turns.append(Case(case, outputs, {"writes": writes}, evidence))
     return turns
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Two trainings, the second with an older checkpoint at `path`."""
     with tempfile.TemporaryDirectory(prefix="amp_course-") as folder:
-        yield from turns_on_ranks(on_rank, answer, os.path.realpath(folder), draw.randrange(10_000))
+        yield from cases_on_ranks(on_rank, answer, os.path.realpath(folder), draw.randrange(10_000))
 
 
 def _looks_for_the_file(path: str, model: nn.Module, optimizer: Optimizer, scaler: Any) -> None:
@@ -233,42 +238,43 @@ FIRST, BARRIER = "if dist.get_rank() == 0:", "dist.barrier()"
 FOR, RESTORE = "for name, part in parts.items():", "part.load_state_dict(saved[name])"
 
 share_checkpoint.judge_by(
-    right=right, play=play, tolerance=1e-6,
+    right=right, cases=cases, tolerance=1e-6,
     said={"whether this rank writes": "{case}, {writes}",
           "what `path` lacks": "{case}, {got}"},
     mistakes=[
-        Mistake("every rank writes", breaks="and no other rank", edits={FIRST: "if True:"},
-                told="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "
+        Mistake("every rank writes", violates="and no other rank", edits={FIRST: "if True:"},
+                feedback="every rank writes, to one file at the same time: that of a rank which has just started may win, or the "
                 "file may be corrupted. Save only if `dist.get_rank() == 0`"),
-        Mistake("reads before it is written", breaks="`path` may hold an older checkpoint", edits={BARRIER: "pass"},
-                told="the other ranks do not wait until rank 0 has written, so they find no file, or an old one. After the "
+        Mistake("reads before it is written", violates="`path` may hold an older checkpoint", edits={BARRIER: "pass"},
+                feedback="the other ranks do not wait until rank 0 has written, so they find no file, or an old one. After the "
                 "writing and before the reading, every rank has to call `dist.barrier()`, outside the `if` for rank 0"),
         Mistake("only the others wait", edits={BARRIER: "if dist.get_rank() != 0:\n    dist.barrier()"},
-                told="rank 0 never calls the barrier, so the others wait in it forever: every rank has to call it"),
+                feedback="rank 0 never calls the barrier, so the others wait in it forever: every rank has to call it"),
         Mistake("looks for the file", answer=_looks_for_the_file,
-                told="the other ranks wait until there is a file at `path`. It is there as soon as it is opened, long before it "
+                feedback="the other ranks wait until there is a file at `path`. It is there as soon as it is opened, long "
+                         "before it "
                 "is complete, and an older one is there all along. After the writing and before the reading, every rank has to "
                 "call `dist.barrier()`"),
-        Mistake("forgets the scaler", breaks="scale and growth tracker", edits={
+        Mistake("forgets the scaler", violates="scale and growth tracker", edits={
                     PARTS: 'parts = {"model": model, "optimizer": optimizer}'},
-                told="the scaler's state is not saved: on the other ranks it starts again at its initial scale"),
-        Mistake("forgets the optimizer", breaks="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
-                told="the optimizer's state is not saved: on the other ranks its momentum starts again from zero"),
+                feedback="the scaler's state is not saved: on the other ranks it starts again at its initial scale"),
+        Mistake("forgets the optimizer", violates="momentum", edits={PARTS: 'parts = {"model": model, "scaler": scaler}'},
+                feedback="the optimizer's state is not saved: on the other ranks its momentum starts again from zero"),
         Mistake("the model alone", edits={PARTS: 'parts = {"model": model}'},
-                told="only the weights are saved: momentum and loss scale start over on the other ranks"),
+                feedback="only the weights are saved: momentum and loss scale start over on the other ranks"),
         Mistake("does not load the scaler", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "scaler" else None'},
-                told="the scaler's state is saved but not loaded: on the other ranks it starts again at its initial scale"),
+                feedback="the scaler's state is saved but not loaded: on the other ranks it starts again at its initial scale"),
         Mistake("does not load the optimizer", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "optimizer" else '
                                                                'None'},
-                told="the optimizer's state is saved but not loaded: on the other ranks its momentum starts again from zero"),
+                feedback="the optimizer's state is saved but not loaded: on the other ranks its momentum starts again from zero"),
         Mistake("does not load the model", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "model" else None'},
-                told="the weights are saved but not loaded: the other ranks keep those that they began with"),
-        Mistake("only rank 0 reads", breaks="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
+                feedback="the weights are saved but not loaded: the other ranks keep those that they began with"),
+        Mistake("only rank 0 reads", violates="all ranks go on from there", edits={FOR: "for name, part in parts.items() if not "
                                                                                  "dist.get_rank() else ():"},
-                told="the other ranks keep the states that they began with: every rank has to read the file and call "
+                feedback="the other ranks keep the states that they began with: every rank has to read the file and call "
                 "`load_state_dict` on model, optimizer and scaler"),
         Mistake("the scale alone", edits={RESTORE: 'part.load_state_dict(saved[name]) if name != "scaler" else '
                                                    'part.update(saved[name]["scale"])'},
-                told="only the scale is passed on, and the growth tracker starts over: call `scaler.load_state_dict`"),
+                feedback="only the scale is passed on, and the growth tracker starts over: call `scaler.load_state_dict`"),
     ],
 )  # fmt: skip

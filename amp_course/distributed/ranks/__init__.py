@@ -8,10 +8,10 @@ function.
 
 from amp_course.distributed.ranks.answers import (
     call_on_rank,
+    cases_on_ranks,
     collectives_so_far,
     each_question,
     run_on_ranks,
-    turns_on_ranks,
 )
 from amp_course.distributed.ranks.collective import Collective
 from amp_course.distributed.ranks.pool import Ranks, RanksFailed, warm_ranks
@@ -19,6 +19,15 @@ from amp_course.distributed.ranks.report import Report
 from amp_course.distributed.ranks.trial import try_on_ranks
 
 __all__ = [
-    "Collective", "Ranks", "RanksFailed", "Report", "call_on_rank", "collectives_so_far", "each_question",
-    "run_on_ranks", "try_on_ranks", "turns_on_ranks", "warm_ranks",
+    "Collective",
+    "Ranks",
+    "RanksFailed",
+    "Report",
+    "call_on_rank",
+    "cases_on_ranks",
+    "collectives_so_far",
+    "each_question",
+    "run_on_ranks",
+    "try_on_ranks",
+    "warm_ranks",
 ]  # fmt: skip

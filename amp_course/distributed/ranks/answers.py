@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from amp_course.checking import Explained, Failed, Turn, Wrong, call_answer
+from amp_course.checking import Case, Explained, Failed, Wrong, call_answer
 from amp_course.distributed.ranks.collective import ENDED_GROUP, Collective, CollectiveWatch, Stopped
 from amp_course.distributed.ranks.pool import warm_ranks
 from amp_course.distributed.ranks.report import Report
@@ -46,7 +46,7 @@ def run_on_ranks(work: Any, *arguments: Any) -> list[Report]:
     return reports
 
 
-def turns_on_ranks(work: Any, *arguments: Any) -> Iterator[Turn]:
+def cases_on_ranks(work: Any, *arguments: Any) -> Iterator[Case]:
     """Yield the turns of an answer: `work(*arguments)` returns those of its rank, the same cases on each.
 
     Raises as `run_on_ranks`.
@@ -54,7 +54,7 @@ def turns_on_ranks(work: Any, *arguments: Any) -> Iterator[Turn]:
     reports = run_on_ranks(work, *arguments)
     for turns in zip(*(report.value for report in reports), strict=True):
         for rank, turn in enumerate(turns):
-            yield replace(turn, case=f"on rank {rank}, {turn.case}", elsewhere=True)
+            yield replace(turn, name=f"on rank {rank}, {turn.name}", elsewhere=True)
 
 
 def call_on_rank(answer: Any, case: str, *arguments: Any, **named: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Turn, Wrong, call_answer, read_pair, read_tensor
+from amp_course.checking import Case, Wrong, call_answer, read_pair, read_tensor
 from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
 
 KEPT, GROUP = "the kept bits a number", 64
@@ -34,7 +34,7 @@ class Hooks:
         back = call_answer(self.unpack, f"{case}, when it unpacks", saved)
         return read_tensor(back, case, "a tensor", subject="the second function returned")
 
-    def facets(self, case: str, tensor: Tensor, *, counted: bool = True) -> dict[str, Any]:
+    def outputs(self, case: str, tensor: Tensor, *, counted: bool = True) -> dict[str, Any]:
         """Pack and unpack a tensor that requires a gradient, if it can; return what can be said of any."""
         before = tensor.clone()
         given = tensor.clone(memory_format=torch.preserve_format)
@@ -46,12 +46,12 @@ class Hooks:
         bits = 8 * bytes_of(held_tensors(saved)) / max(tensor.numel(), 1)
         back = call_answer(self.unpack, f"{case}, when it unpacks", saved)
         self.last = read_tensor(back, case, "a tensor", tensor.shape, "the second function returned")
-        facets: dict[str, Any] = {"the dtype that comes back": self.last.dtype}
+        outputs: dict[str, Any] = {"the dtype that comes back": self.last.dtype}
         if counted:
-            facets[KEPT] = "at most 3" if bits <= 3 else bits
-        facets["what is kept"] = "requires a gradient" if attached else "does not"
-        facets["the tensor"] = "unchanged" if torch.equal(given.detach(), before) else "changed"
-        return facets
+            outputs[KEPT] = "at most 3" if bits <= 3 else bits
+        outputs["what is kept"] = "requires a gradient" if attached else "does not"
+        outputs["the tensor"] = "unchanged" if torch.equal(given.detach(), before) else "changed"
+        return outputs
 
 
 def tensors_of_many_kinds(numbers: torch.Generator) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def tensors_of_many_kinds(numbers: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-def independence(hooks: Hooks, seed: int) -> Turn:
+def independence(hooks: Hooks, seed: int) -> Case:
     """See whether equal numbers in a group go up independently, whether calls differ, and whether the seed decides."""
     row = torch.tensor([0.0, *[0.5] * (GROUP - 2), 3.0])
     rows, case = row.repeat(400, 1), "for 400 groups of equal numbers"
@@ -85,7 +85,7 @@ def independence(hooks: Hooks, seed: int) -> Turn:
     again = hooks.there_and_back(case, rows)
     ups = (first.reshape(-1, GROUP)[:, 1:-1] > 0.5).sum(1).double()
     spread = float((ups - (GROUP - 2) / 2).square().mean()) / ((GROUP - 2) / 4)  # 1 on average, with an error of 0.07
-    return Turn(case, {
+    return Case(case, {
         "two calls": "the same" if torch.equal(first, second) else "different",
         "the same seed": "the same" if torch.equal(third, again) else "different",
         "the spread": "too little" if spread < 0.5 else "too much" if spread > 1.6 else "right",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong
+from amp_course.checking import Case, Exercise, Mistake, Wrong
 from amp_course.frontiers.exercises._hooks import GROUP, Hooks, independence, layers, tensors_of_many_kinds
 from amp_course.frontiers.packing import pack, unpack
 
@@ -74,7 +74,7 @@ RANGES = ((1.0, 0.0), (1e-9, 0.0), (300.0, 0.0), (0.01, -5.0), (2.0, 7.0), (1e-4
 FULL = "for 512 float32 numbers, whose groups have ranges from 1e-9 to 300"
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """One tensor of groups of many sizes; the mean over 2,000 copies of a group; other dtypes and shapes; a linear layer.
 
     A right answer fails less than once in 10⁶ checks: a mean is compared within 6 standard errors.
@@ -90,22 +90,22 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     rows = torch.stack([torch.rand(GROUP, generator=numbers) * size + start for size, start in RANGES])
     x = rows.view(2, 4, GROUP).clone()
     yield _mean(hooks, numbers)
-    facets = hooks.facets(FULL, x)
+    outputs = hooks.outputs(FULL, x)
     errors = _errors(rows, hooks.last.reshape(rows.shape))
-    facets[ERROR] = "at most 1" if max(errors) <= 1.001 else "more than 1"
-    yield Turn(FULL, facets, {"far": f"{max(errors):.3g}"}, {"groups": [one <= 1.001 for one in errors]})
+    outputs[ERROR] = "at most 1" if max(errors) <= 1.001 else "more than 1"
+    yield Case(FULL, outputs, {"far": f"{max(errors):.3g}"}, {"groups": [one <= 1.001 for one in errors]})
     yield independence(hooks, seed)
     for case, tensor in tensors_of_many_kinds(numbers).items():
-        facets = hooks.facets(case, tensor, counted=False)
+        outputs = hooks.outputs(case, tensor, counted=False)
         if tensor.is_floating_point() and tensor.unique().numel() > 1:
             padded = torch.cat([tensor.flatten(), tensor.new_zeros(1)])  # as a last group may be
             low, high = float(padded.min()), float(padded.max())
             far = float((hooks.last.double() - tensor.double()).abs().max()) / (high - low)
-            facets["the largest error, as a share of the range,"] = "at most 1/3" if far < 0.34 else round(far, 3)
+            outputs["the largest error, as a share of the range,"] = "at most 1/3" if far < 0.34 else round(far, 3)
         else:
-            facets["what comes back"] = hooks.last
-        yield Turn(case, facets)
-    yield Turn("", layers(hooks, model, numbers))
+            outputs["what comes back"] = hooks.last
+        yield Case(case, outputs)
+    yield Case("", layers(hooks, model, numbers))
 
 
 ERROR = "the largest error, in steps of its group,"
@@ -118,7 +118,7 @@ def _errors(rows: Tensor, got: Tensor) -> list[float]:
     return (((got - rows).abs().amax(1) - slack) / steps).nan_to_num(torch.inf).tolist()
 
 
-def _mean(hooks: Hooks, numbers: torch.Generator) -> Turn:
+def _mean(hooks: Hooks, numbers: torch.Generator) -> Case:
     """Send many copies of one group, and compare the mean of what comes back."""
     case = f"for {COPIES:,} copies of one group"
     parts = [torch.linspace(0.05, 0.94, many) + level for level, many in ((-1, 21), (0, 21), (1, 20))]  # in steps of 2
@@ -138,7 +138,7 @@ def _mean(hooks: Hooks, numbers: torch.Generator) -> Turn:
     shares = [round(float(one.mean()), 1) + 0.0 for one in (moved, (moved.abs() > 1).double())]
     same = bool((got == got[0]).all())
     way = [round(one, 4) + 0.0 for one in got[0].tolist()] if same else []
-    return Turn(case, {
+    return Case(case, {
         "the levels that come back": levels if len(levels) <= 4 else f"{len(levels):,} numbers",
         "the mean": "right" if float(off.abs().max()) <= 1 else "wrong",
     }, {"seen": seen}, {"moves": shares, "copies": same, "way": way})  # fmt: skip
@@ -177,90 +177,97 @@ SAID = {
 }
 
 compressed_hooks.judge_by(
-    right=right, play=play, said=SAID, tolerance=1e-5, mistakes=[
-        Mistake("rounds to nearest", breaks="at random", edits={CODES: CODES.replace(" + noise).floor()", ").round()")},
-                told="numbers are rounded to nearest, always the same way: {seen}. Add noise from 0 to 1, then take the floor"),
+    right=right, cases=cases, said=SAID, tolerance=1e-5, mistakes=[
+        Mistake("rounds to nearest", violates="at random", edits={CODES: CODES.replace(" + noise).floor()", ").round()")},
+                feedback="numbers are rounded to nearest, always the same way: {seen}. Add noise from 0 to 1, then take the "
+                         "floor"),
         Mistake("rounds down", edits={CODES: CODES.replace(" + noise", "")},
-                told="numbers are rounded down: {seen}. Add noise from 0 to 1 before you take the floor"),
-        Mistake("noise and nearest", breaks="so that the mean is right", edits={CODES: CODES.replace("floor", "round")},
-                told="noise from 0 to 1 and rounding to nearest add half a step: {seen}. With such noise, take the floor"),
+                feedback="numbers are rounded down: {seen}. Add noise from 0 to 1 before you take the floor"),
+        Mistake("noise and nearest", violates="so that the mean is right", edits={CODES: CODES.replace("floor", "round")},
+                feedback="noise from 0 to 1 and rounding to nearest add half a step: {seen}. With such noise, take the floor"),
         Mistake("noise of mean 0 and floor", edits={CODES: CODES.replace("+ noise", "+ noise - 0.5")},
-                told="noise around 0 and the floor take half a step away: {seen}. With the floor, noise goes from 0 to 1"),
+                feedback="noise around 0 and the floor take half a step away: {seen}. With the floor, noise goes from 0 to 1"),
         Mistake("normal noise", edits={NOISE: "noise = torch.randn(rows.shape, generator=generator)"},
-                told="the noise is normal, and must be uniform from 0 to 1: {seen}"),
-        Mistake("tosses a coin", breaks="one of the two levels around it",
+                feedback="the noise is normal, and must be uniform from 0 to 1: {seen}"),
+        Mistake("tosses a coin", violates="one of the two levels around it",
                 edits={CODES: "codes = ((rows - least) / width + (noise < 0.5)).floor().clamp(0, 3)"},
-                told="both levels come up equally often, and the nearer one has to come up more often: {seen}"),
-        Mistake("one draw for each group", breaks="independently of the others",
+                feedback="both levels come up equally often, and the nearer one has to come up more often: {seen}"),
+        Mistake("one draw for each group", violates="independently of the others",
                 edits={NOISE: "noise = torch.rand((len(rows), 1), generator=generator)"},
-                told="one draw decides for a whole group: draw for each element, `torch.rand(rows.shape, …)`"),
+                feedback="one draw decides for a whole group: draw for each element, `torch.rand(rows.shape, …)`"),
         Mistake("one draw for all groups", edits={NOISE: "noise = torch.rand(64, generator=generator)"},
-                told="all groups share their 64 draws: draw for each element, `torch.rand(rows.shape, …)`"),
-        Mistake("draws from elsewhere", breaks="with draws from the generator", edits={NOISE: "noise = torch.rand(rows.shape)"},
-                told="the generator's seed does not decide the result: write `torch.rand(rows.shape, generator=generator)`"),
+                feedback="all groups share their 64 draws: draw for each element, `torch.rand(rows.shape, …)`"),
+        Mistake("draws from elsewhere", violates="with draws from the generator", edits={NOISE: "noise = torch.rand(rows.shape)"},
+                feedback="the generator's seed does not decide the result: write `torch.rand(rows.shape, generator=generator)`"),
         Mistake("the same draws on every call",
                 edits={NOISE: "noise = torch.rand(rows.shape, generator=torch.Generator().manual_seed(0))"},
-                told="every call draws the same numbers: draw from the given generator itself, and do not seed it"),
-        Mistake("one scale for all", breaks="in groups of 64 neighbours",
+                feedback="every call draws the same numbers: draw from the given generator itself, and do not seed it"),
+        Mistake("one scale for all", violates="in groups of 64 neighbours",
                 edits={LEAST: "least = rows.amin().repeat(len(rows), 1)",
                        STEP: "step = (rows.amax().repeat(len(rows), 1) - least) / 3"},
-                told="all groups share one smallest value and one step, which are too coarse for groups of small numbers: take "
+                feedback="all groups share one smallest value and one step, which are too coarse for groups of small numbers: "
+                         "take "
                 "them along each row"),
         Mistake("one group for each row",
                 edits={ROWS: "rows = flat.view(len(tensor) if tensor.dim() else 1, -1)",
                        UNPACK: "codes = unpack(packed, shape.numel()).view(len(least), -1)"},
-                told="groups are larger than 64 numbers: each has to hold 64, whatever the shape"),
+                feedback="groups are larger than 64 numbers: each has to hold 64, whatever the shape"),
         Mistake("no smallest value", edits={LEAST: "least = torch.zeros(len(rows), 1)"},
-                told="the levels start at 0, and all that is negative becomes 0: they start at the smallest number of the group"),
-        Mistake("divides by 4", breaks="a third of its range", edits={STEP: STEP.replace("/ 3", "/ 4")},
-                told="4 levels have 3 steps between them: the largest number of a group is out of reach. Divide the range by 3"),
-        Mistake("bytes as codes", breaks="in 2 bits a number",
+                feedback="the levels start at 0, and all that is negative becomes 0: they start at the smallest number of the "
+                         "group"),
+        Mistake("divides by 4", violates="a third of its range", edits={STEP: STEP.replace("/ 3", "/ 4")},
+                feedback="4 levels have 3 steps between them: the largest number of a group is out of reach. Divide the range "
+                         "by 3"),
+        Mistake("bytes as codes", violates="in 2 bits a number",
                 edits={KEEP: KEEP.replace("pack(codes.to(torch.uint8))", "codes.to(torch.uint8)"), UNPACK: "codes = packed"},
-                told="each code takes a byte: `pack` puts four into one"),
+                feedback="each code takes a byte: `pack` puts four into one"),
         Mistake("8 bits", edits={STEP: STEP.replace("/ 3", "/ 255"), CODES: CODES.replace("3)", "255)"),
                 KEEP: KEEP.replace("pack(codes.to(torch.uint8))", "codes.to(torch.uint8)"), UNPACK: "codes = packed"},
-                told="this keeps 8 bits a number: the card asks for 2"),
-        Mistake("keeps the tensor", breaks="at most 3 bits a number", edits={INTEGERS: "if True:"},
-                told="nothing is compressed: the tensor is kept as it is"),
+                feedback="this keeps 8 bits a number: the card asks for 2"),
+        Mistake("keeps the tensor", violates="at most 3 bits a number", edits={INTEGERS: "if True:"},
+                feedback="nothing is compressed: the tensor is kept as it is"),
         Mistake("keeps the rows", edits={KEEP: KEEP.replace("return ", "return rows, "), SAVED: f"_, {SAVED}"},
-                told="the uncompressed numbers are kept next to the packed ones: return only what is needed to come back"),
-        Mistake("compresses parameters", breaks="the model's parameters", edits={WEIGHT: "if False:"},
-                told="the weights are compressed, too. That saves nothing, for they stay in memory anyway, and it spoils the "
+                feedback="the uncompressed numbers are kept next to the packed ones: return only what is needed to come back"),
+        Mistake("compresses parameters", violates="the model's parameters", edits={WEIGHT: "if False:"},
+                feedback="the weights are compressed, too. That saves nothing, for they stay in memory anyway, and it spoils the "
                 "gradients of everything before the layer: leave them alone"),
-        Mistake("knows parameters by their type", breaks="and views of them",
+        Mistake("knows parameters by their type", violates="and views of them",
                 edits={WEIGHT: "if isinstance(tensor, nn.Parameter):"},
-                told="parameters are left alone, but not views of them: a linear layer saves its weight transposed, which is "
+                feedback="parameters are left alone, but not views of them: a linear layer saves its weight transposed, which is "
                 "another object on the same memory. Compare `untyped_storage().data_ptr()`"),
         Mistake("compares the first number's address",
                 edits={WEIGHTS: "weights = {p.data_ptr() for p in model.parameters()}",
                        WEIGHT: "if tensor.data_ptr() in weights:"},
-                told="parts of a parameter, such as `p[1:]`, are compressed: `data_ptr()` is the address of a view's first "
+                feedback="parts of a parameter, such as `p[1:]`, are compressed: `data_ptr()` is the address of a view's first "
                 "number. All views have the same `untyped_storage().data_ptr()`"),
-        Mistake("integers are compressed", breaks="what is not floating-point", edits={INTEGERS: "if False:"},
-                told="integers and masks are compressed, too: indices and masks must come back exactly"),
-        Mistake("float32 comes back", breaks="Shape and dtype come back", edits={BACK: BACK.replace(".to(dtype)", "")},
-                told="a 16-bit tensor comes back in float32: keep its dtype, and end with `.to(dtype)`"),
+        Mistake("integers are compressed", violates="what is not floating-point", edits={INTEGERS: "if False:"},
+                feedback="integers and masks are compressed, too: indices and masks must come back exactly"),
+        Mistake("float32 comes back", violates="Shape and dtype come back", edits={BACK: BACK.replace(".to(dtype)", "")},
+                feedback="a 16-bit tensor comes back in float32: keep its dtype, and end with `.to(dtype)`"),
         Mistake("flat comes back", edits={BACK: BACK.replace(".view(shape)", "")},
-                told="the numbers come back flat: keep the shape, and end with `.view(shape)`"),
-        Mistake("a smallest value in bf16", breaks="groups of equal numbers come back exactly",
+                feedback="the numbers come back flat: keep the shape, and end with `.view(shape)`"),
+        Mistake("a smallest value in bf16", violates="groups of equal numbers come back exactly",
                 edits={LEAST: "least = rows.amin(1, keepdim=True).bfloat16().float()"},
-                told="the smallest value of a group is rounded to bf16, and all levels with it: keep it in float32"),
+                feedback="the smallest value of a group is rounded to bf16, and all levels with it: keep it in float32"),
         Mistake("a smallest step", edits={STEP: f"{STEP.replace('(rows', '((rows')}).clamp(min=1e-6)"},
-                told="groups with a small range, 1e-9 for one, come back too coarse. Replace only "
+                feedback="groups with a small range, 1e-9 for one, come back too coarse. Replace only "
                 "a step of 0, and not all below 1e-6 or so, and keep the step and the smallest "
                 "value in float32"),
-        Mistake("multiples of 64 only", breaks="the last group may be filled up", edits={ROWS: "rows = flat.view(-1, 64)"},
-                told="only a multiple of 64 numbers can be packed: pad the last group"),
+        Mistake("multiples of 64 only", violates="the last group may be filled up", edits={ROWS: "rows = flat.view(-1, 64)"},
+                feedback="only a multiple of 64 numbers can be packed: pad the last group"),
         Mistake("the tail is lost", edits={ROWS: "rows = flat[: len(flat) // 64 * 64].view(-1, 64)"},
-                told="numbers past the last multiple of 64 are lost: pad the last group"),
-        Mistake("views only", breaks="any shape and strides", edits={FLAT: "flat = tensor.detach().view(-1).float()"},
-                told="`view` does not take a transposed tensor: use `flatten()` or `reshape(-1)`"),
-        Mistake("changes the tensor", breaks="they stay unchanged", 
+                feedback="numbers past the last multiple of 64 are lost: pad the last group"),
+        Mistake("views only", violates="any shape and strides", edits={FLAT: "flat = tensor.detach().view(-1).float()"},
+                feedback="`view` does not take a transposed tensor: use `flatten()` or `reshape(-1)`"),
+        Mistake("changes the tensor", violates="they stay unchanged", 
                 edits={ROWS: f"if len(flat) % 64:\n    flat = {PADDED}\nrows = flat.view(-1, 64)",
                 CODES: CODES.replace("rows - least", "rows.sub_(least)")},
-                told="the numbers that autograd saves are those of the activation, and you change them, as `sub_` does: make new "
+                feedback="the numbers that autograd saves are those of the activation, and you change them, as `sub_` does: "
+                         "make new "
                 "tensors"),
-        Mistake("keeps the graph", breaks="nothing that is kept requires a gradient", edits={FLAT: FLAT.replace("detach().", "")},
-                told="what is kept requires a gradient, and with it autograd keeps the whole graph: work on `tensor.detach()`"),
+        Mistake("keeps the graph", violates="nothing that is kept requires a "
+                                            "gradient", edits={FLAT: FLAT.replace("detach().", "")},
+                feedback="what is kept requires a gradient, and with it autograd keeps the whole graph: work on "
+                         "`tensor.detach()`"),
     ],
 )  # fmt: skip

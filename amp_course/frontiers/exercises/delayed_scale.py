@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number, read_pair, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_number, read_pair, read_tensor
 from amp_course.frontiers.exercises.scale_to_fp8 import make_tensor
 
 delayed_scale = Exercise(
@@ -63,7 +63,7 @@ SAID = {
 }
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Runs with histories of several lengths: rising and falling amaxes, zeros, overflows; before that, two objects at once."""
     generator = torch.Generator().manual_seed(0)  # fixed numbers, none of which meets a tie; their order is drawn
     first, second = make(answer, 2), make(answer, 2)
@@ -71,7 +71,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         step(first, AT_ONCE, make_x(amax, generator, draw))
     other = step(second, AT_ONCE, make_x(1.0, generator, draw))["the scale"] * 448
     shared = min(abs(other - 50), abs(other - 3)) < 0.01
-    yield Turn(AT_ONCE, {"history": "shared" if shared else "its own"})
+    yield Case(AT_ONCE, {"history": "shared" if shared else "its own"})
     if shared:  # what comes next depends on what was done before
         return
     for length, amaxes in RUNS:
@@ -80,8 +80,8 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             x = make_x(amax, generator, draw)
             before = ", ".join(f"{abs(one):g}" for one in amaxes[: number - 1])
             case = f"with length {length}, at step {number}" + (f", after amaxes of {before}" if before else "")
-            facets = step(one, case, x)
-            yield Turn(case, facets, {"length": length}, {"q": facets["q"]})
+            outputs = step(one, case, x)
+            yield Case(case, outputs, {"length": length}, {"q": outputs["q"]})
 
 
 def make(answer: Callable[..., Any], length: int) -> Any:
@@ -126,97 +126,105 @@ CAST_SATURATES = bool(
 )  # NaN in torch before 2.13 or so
 UNCLAMPED = Mistake(
     "no clamp", edits={Q: "q = scaled.to(torch.float8_e4m3fn)"},
-    told="what lies past 448 becomes NaN in the cast, for E4M3 has no inf: `clamp(-448, 448)` before it",
+    feedback="what lies past 448 becomes NaN in the cast, for E4M3 has no inf: `clamp(-448, 448)` before it",
 )  # fmt: skip
 
 delayed_scale.judge_by(
-    right=DelayedScale, play=play, tolerance=1e-6, said=SAID, mistakes=[
-        Mistake("no delay", breaks="the amax of x is recorded only after that",
+    right=DelayedScale, cases=cases, tolerance=1e-6, said=SAID, mistakes=[
+        Mistake("no delay", violates="the amax of x is recorded only after that",
                 edits={LARGEST: f"{AMAX}\n{FINITE}\n    {RECORD}\n{LARGEST}", FINITE: "if False:"},
-                told="the amax of x is recorded before the scale is computed, so it decides on its own scale. That is current "
+                feedback="the amax of x is recorded before the scale is computed, so it decides on its own scale. That is "
+                         "current "
                 "scaling, with its extra pass over x: use the history first, then record"),
         Mistake("the current amax alone", edits={LARGEST: "largest = x.abs().max().item()"},
-                told="the scale comes from x itself, and not from the history: that is current scaling"),
+                feedback="the scale comes from x itself, and not from the history: that is current scaling"),
         Mistake("the current amax alone, even NaN", edits={LARGEST: "largest = x.abs().max().item()", SCALE: OR_NAN},
-                told="the scale comes from x itself, and not from the history: that is current "
+                feedback="the scale comes from x itself, and not from the history: that is current "
                 "scaling"),
-        Mistake("the larger of both", breaks="what lies past ±448 becomes ±448",
+        Mistake("the larger of both", violates="what lies past ±448 becomes ±448",
                 edits={LARGEST: f"{CURRENT}\nlargest = max([*self.history, current]) if self.history else 0.0"},
-                told="where the amax of x is larger than the history, you take it. To know it takes a pass over x, which delayed "
+                feedback="where the amax of x is larger than the history, you take it. To know it takes a pass over x, which "
+                         "delayed "
                 "scaling is there to avoid: let x saturate"),
-        Mistake("only the latest", breaks="the largest of the latest `length` amaxes",
+        Mistake("only the latest", violates="the largest of the latest `length` amaxes",
                 edits={LARGEST: "largest = self.history[-1] if self.history else 0.0"},
-                told="only the latest amax decides, so a large one saturates after every small one: take the largest of the "
+                feedback="only the latest amax decides, so a large one saturates after every small one: take the largest of the "
                 "latest {length}"),
         Mistake("only the oldest", edits={LARGEST: "largest = self.history[0] if self.history else 0.0"},
-                told="only the oldest amax in the history decides: take the largest of all in it"),
+                feedback="only the oldest amax in the history decides: take the largest of all in it"),
         Mistake("the mean", edits={LARGEST: "largest = sum(self.history) / max(len(self.history), 1)"},
-                told="you take the mean of the amaxes, and every larger one saturates: take the largest"),
+                feedback="you take the mean of the amaxes, and every larger one saturates: take the largest"),
         Mistake("the smallest", edits={LARGEST: "largest = min(self.history, default=0.0)"},
-                told="you take the smallest of the amaxes, and every larger one saturates: take the largest"),
+                feedback="you take the smallest of the amaxes, and every larger one saturates: take the largest"),
         Mistake("never forgets", edits={HISTORY: "self.history = deque[Any]()"},
-                told="nothing is ever forgotten: after one outlier all later scales are too large, and small numbers become "
+                feedback="nothing is ever forgotten: after one outlier all later scales are too large, and small numbers become "
                 "0. Keep the latest {length} amaxes"),
         Mistake("forgets too early", edits={HISTORY: "self.history = deque[Any](maxlen=max(length - 1, 1))"},
-                told="the history holds one amax too few: keep the latest {length}"),
+                feedback="the history holds one amax too few: keep the latest {length}"),
         Mistake("forgets too late", edits={HISTORY: "self.history = deque[Any](maxlen=length + 1)"},
-                told="the history holds one amax too many: keep the latest {length}"),
-        Mistake("divides by 0", breaks="while all that is recorded is 0",
+                feedback="the history holds one amax too many: keep the latest {length}"),
+        Mistake("divides by 0", violates="while all that is recorded is 0",
                 edits={SCALE: "scale = largest / 448 if self.history else 1.0"},
-                told="a history of zeros gives a scale of 0, and `x / 0` is inf or NaN: the scale is 1 there"),
+                feedback="a history of zeros gives a scale of 0, and `x / 0` is inf or NaN: the scale is 1 there"),
         Mistake("keeps the scale through zeros",
                 edits={HISTORY: f"{HISTORY}\nself.scale = 1.0",
                        SCALE: "scale = self.scale = largest / 448 if largest > 0 else self.scale"},
-                told="in a history of zeros you keep the scale of before, as Transformer Engine does. The card asks for 1"),
+                feedback="in a history of zeros you keep the scale of before, as Transformer Engine does. The card asks for 1"),
         Mistake("zeros are not recorded", edits={FINITE: "if 0 < amax < torch.inf:"},
-                told="an amax of 0 is not recorded, so older ones stay in the history too long: leave out only inf and NaN"),
-        Mistake("no first scale", breaks="Before anything is recorded",
+                feedback="an amax of 0 is not recorded, so older ones stay in the history too long: leave out only inf and NaN"),
+        Mistake("no first scale", violates="Before anything is recorded",
                 edits={LARGEST: "largest = max(self.history)"},
-                told="the history is empty at the first call, and `max` of nothing raises: the scale is 1 there"),
+                feedback="the history is empty at the first call, and `max` of nothing raises: the scale is 1 there"),
         Mistake("the scale from x after zeros",
                 edits={LARGEST: f"{CURRENT}\nlargest = max(self.history, default=0.0) or current"},
-                told="at the first step, and while all that is recorded is 0, the scale comes "
+                feedback="at the first step, and while all that is recorded is 0, the scale comes "
                 "from x itself: the card asks for 1"),
         Mistake("the first scale from x", edits={LARGEST: f"{CURRENT}\nlargest = max(self.history, default=current)"},
-                told="at the first step, the scale comes from x itself: the card asks for 1"),
-        Mistake("inf is recorded", breaks="An amax that is not finite is not recorded", edits={FINITE: "if True:"},
-                told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step the "
+                feedback="at the first step, the scale comes from x itself: the card asks for 1"),
+        Mistake("inf is recorded", violates="An amax that is not finite is not recorded", edits={FINITE: "if True:"},
+                feedback="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step "
+                         "the "
                 "scaler skips anyway, would do that. Record only what is finite"),
         Mistake("inf is recorded, and NaN used", edits={FINITE: "if True:", SCALE: OR_NAN},
-                told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: "
+                feedback="an amax of inf or NaN is recorded, and spoils the scale of the next steps: "
                 "one overflow, whose step the scaler skips anyway, would do that. Record only "
                 "what is finite"),
         Mistake("inf is recorded in a tensor",
                 edits={FINITE: "if True:", LARGEST: "largest = torch.tensor([*self.history, 0.0]).max().item()"},
-                told="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step the "
+                feedback="an amax of inf or NaN is recorded, and spoils the scale of the next steps: one overflow, whose step "
+                         "the "
                 "scaler skips anyway, would do that. Record only what is finite"),
         Mistake("NaN is recorded", edits={FINITE: "if amax != torch.inf:"},
-                told="an amax of NaN is recorded. Every comparison with NaN is False, `amax != inf` is True: ask "
+                feedback="an amax of NaN is recorded. Every comparison with NaN is False, `amax != inf` is True: ask "
                 "`math.isfinite(amax)`"),
         Mistake("0 for inf", edits={FINITE: "amax = amax if amax < torch.inf else 0.0\nif True:"},
-                told="0 is recorded for an amax that is not finite, and pushes an older amax out: record nothing"),
+                feedback="0 is recorded for an amax that is not finite, and pushes an older amax out: record nothing"),
         Mistake("the finite ones of x", edits={AMAX: "amax = x[x.isfinite()].abs().max().item()"},
-                told="where x holds inf or NaN, you record the largest of its other elements: the card asks to record nothing"),
+                feedback="where x holds inf or NaN, you record the largest of its other elements: the card asks to record "
+                         "nothing"),
         Mistake("records what comes back", edits={AMAX: "amax = (q.float().abs().max() * scale).item()"},
-                told="you record the amax of q, after rounding and saturation: it never exceeds 448 scales, so the scale cannot "
+                feedback="you record the amax of q, after rounding and saturation: it never exceeds 448 scales, so the scale "
+                         "cannot "
                 "grow. Record the amax of x"),
         Mistake("the largest, not the largest magnitude", edits={AMAX: "amax = x.max().item()"},
-                told="you record the largest number of x. A negative one may be larger in magnitude: take `x.abs().max()`"),
+                feedback="you record the largest number of x. A negative one may be larger in magnitude: take `x.abs().max()`"),
         Mistake("inverts the scale", edits={RETURN: "return q, 1 / scale"},
-                told="q is right, but this is the factor that leads to q: the scale is what q is multiplied by to come back"),
-        Mistake("multiplies by the scale", breaks="q is `x / scale`", edits={SCALED: "scaled = x * scale"},
-                told="q is `x / scale`, and you multiply"),
-        Mistake("E5M2's largest number", breaks="divided by 448", edits={SCALE: SCALE.replace("448", "57344")},
-                told="57344 is the largest number of E5M2: for E4M3, divide the amax by 448"),
-        Mistake("keeps float32", breaks="in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
-                told="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
-        Mistake("changes x", breaks="and stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
-                told="x itself is divided, as `div_` does it, and then the wrong amax is recorded, too: write `x / scale`, which "
+                feedback="q is right, but this is the factor that leads to q: the scale is what q is multiplied by to come back"),
+        Mistake("multiplies by the scale", violates="q is `x / scale`", edits={SCALED: "scaled = x * scale"},
+                feedback="q is `x / scale`, and you multiply"),
+        Mistake("E5M2's largest number", violates="divided by 448", edits={SCALE: SCALE.replace("448", "57344")},
+                feedback="57344 is the largest number of E5M2: for E4M3, divide the amax by 448"),
+        Mistake("keeps float32", violates="in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
+                feedback="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
+        Mistake("changes x", violates="and stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
+                feedback="x itself is divided, as `div_` does it, and then the wrong amax is recorded, too: write `x / scale`, "
+                         "which "
                 "makes a new tensor"),
-        Mistake("a shared history", breaks="the class `DelayedScale(length)`",
+        Mistake("a shared history", violates="the class `DelayedScale(length)`",
                 edits={HISTORY: "if not hasattr(type(self), 'shared'):\n    type(self).shared = deque[Any](maxlen=length)\n"
                                 "self.history = type(self).shared"},
-                told="two objects share their history: make it in `__init__`, as an attribute of `self` and not of the class"),
+                feedback="two objects share their history: make it in `__init__`, as an attribute of `self` and not of the "
+                         "class"),
         *([] if CAST_SATURATES else [UNCLAMPED]),
     ],
 )  # fmt: skip

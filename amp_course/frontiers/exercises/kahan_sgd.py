@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, alike, call_answer
+from amp_course.checking import Case, Exercise, Mistake, Wrong, alike, call_answer
 from amp_course.frontiers.exercises._shared import bytes_of, held_tensors
 
 kahan_sgd = Exercise(
@@ -59,7 +59,7 @@ SIZES = {TINY: 2.0**-23, NEAR_1: 1.0, UNUSED: 1.0}
 BYTES, MISSING = "the bytes kept a number", 9
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Updates of up to half an ulp, in steps of ulp / 256: change, sum and loss are exact in bf16, in whatever way computed.
 
     Parameters come as an iterator first, then as a list.
@@ -87,7 +87,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             same = alike([p.grad for p in params.values()], before)
             dtypes = {f"the dtype of {what}": str(p.dtype).removeprefix("torch.") for what, p in params.items()}
             values = {what: params[what].detach().double() for what in (NEAR_1, TINY, UNUSED)}
-            yield Turn(case, {**dtypes, **values, "the gradients": "unchanged" if same else "changed"})
+            yield Case(case, {**dtypes, **values, "the gradients": "unchanged" if same else "changed"})
         ours = {p.untyped_storage().data_ptr() for p in params.values()}
         ours |= {p.grad.untyped_storage().data_ptr() for p in params.values() if p.grad is not None}
         kept = [
@@ -99,7 +99,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         ) / numbers  # a step count, or lr, is no matter
         largest = max((float(one.detach().abs().max()) for one in kept if one.numel() > 1), default=-1.0)
         what = "nothing" if largest < 0 else "zeros" if largest == 0 else "weights" if largest > 0.5 else "losses"
-        yield Turn("", {BYTES: "at most 2" if each <= 2 else each}, clues={"what is kept": what})
+        yield Case("", {BYTES: "at most 2" if each <= 2 else each}, evidence={"what is kept": what})
 
 
 KEEP, LOST = "self.params = list(params)", "self.lost: Any = [torch.zeros_like(p) for p in self.params]"
@@ -111,62 +111,67 @@ REMEMBER, COPY = "lost.copy_(change - arrived)", "p.copy_(new)"
 MASTERS = {LOST: "self.lost = [p.detach().clone().float() for p in self.params]", REMEMBER: "pass"}
 
 kahan_sgd.judge_by(
-    right=KahanSGD, play=play,
+    right=KahanSGD, cases=cases,
     said={
         "the gradients": "{case}, the gradients are changed: `step()` has to leave them as they are",
         BYTES: "what the optimizer keeps between two steps takes {got} bytes a number. A buffer in bf16 takes 2",
     },
     mistakes=[
-        Mistake("plain SGD", breaks="that loses no small update", edits={LOST: "self.lost = [0.0] * len(self.params)",
+        Mistake("plain SGD", violates="that loses no small update", edits={LOST: "self.lost = [0.0] * len(self.params)",
                 CHANGE: "change = -update", REMEMBER: "pass"},
-                told="updates below half an ulp are lost, and nothing is kept of them: keep what rounding takes in a buffer, "
+                feedback="updates below half an ulp are lost, and nothing is kept of them: keep what rounding takes in a buffer, "
                 "and add it to the next change"),
-        Mistake("never used", breaks="into the next step", edits={CHANGE: "change = -update"},
-                told="what is lost is computed, but never gets into the next change: either it is not added, or the buffer is "
+        Mistake("never used", violates="into the next step", edits={CHANGE: "change = -update"},
+                feedback="what is lost is computed, but never gets into the next change: either it is not added, or the buffer "
+                         "is "
                 "reset before it is"),
         Mistake("reset at each step", edits={REMEMBER: "lost.zero_()"},
-                told="the buffer is 0 after each step, so nothing reaches the next one. Is it reset, or is what was lost "
+                feedback="the buffer is 0 after each step, so nothing reaches the next one. Is it reset, or is what was lost "
                 "assigned to a name, instead of copied into the buffer (`lost.copy_(…)`)?"),
         Mistake("the wrong sign", edits={CHANGE: "change = -lost.float() - update"},
-                told="what was lost comes back with the wrong sign, so each loss counts twice: what is lost is the change that "
+                feedback="what was lost comes back with the wrong sign, so each loss counts twice: what is lost is the change "
+                         "that "
                 "you want minus the one that arrived, and it is added"),
         Mistake("after the copy", edits={ARRIVED: f"{COPY}\n{ARRIVED}"},
-                told="what arrived is computed after the parameter was overwritten, and is 0: so the whole change counts again. "
+                feedback="what arrived is computed after the parameter was overwritten, and is 0: so the whole change counts "
+                         "again. "
                 "Compute it while p holds the old weight"),
         Mistake("adds to the buffer", edits={REMEMBER: "lost.add_(change - arrived)"},
-                told="what is lost is added to the buffer. Its old content is in `change` already: overwrite it"),
+                feedback="what is lost is added to the buffer. Its old content is in `change` already: overwrite it"),
         Mistake("forgets the old loss", edits={REMEMBER: "lost.copy_(-update - arrived)"},
-                told="the new loss is computed from the update alone. What was lost before is a part of the change, too, and may "
+                feedback="the new loss is computed from the update alone. What was lost before is a part of the change, too, "
+                         "and may "
                 "be lost again: `change - arrived`"),
-        Mistake("a buffer in float32", breaks="A buffer in bf16",
+        Mistake("a buffer in float32", violates="A buffer in bf16",
                 edits={LOST: LOST.replace("zeros_like(p)", "zeros_like(p).float()")},
-                told="the buffer is in float32, and takes 4 bytes a number: `torch.zeros_like(p)` has the dtype of p"),
-        Mistake("master weights", breaks="no float32 copies between two steps",
+                feedback="the buffer is in float32, and takes 4 bytes a number: `torch.zeros_like(p)` has the dtype of p"),
+        Mistake("master weights", violates="no float32 copies between two steps",
                 edits={**MASTERS, CHANGE: "lost -= update", NEW: "new = lost.bfloat16()"},
-                told="float32 weights are kept between two steps. They lose nothing, but take 4 bytes a number: keep only what "
+                feedback="float32 weights are kept between two steps. They lose nothing, but take 4 bytes a number: keep only "
+                         "what "
                 "bf16 has rounded away, in bf16"),
         Mistake("a buffer in fp16", edits={LOST: LOST.replace("zeros_like(p)", "zeros_like(p).half()")},
-                told="the buffer is in fp16, where what small weights lose is 0: `torch.zeros_like(p)` has the dtype of p"),
-        Mistake("float32 weights", breaks="which stay bf16", edits={COPY: "p.data = p.float() + change"},
-                told="the parameters become float32: round the sum to bf16"),
+                feedback="the buffer is in fp16, where what small weights lose is 0: `torch.zeros_like(p)` has the dtype of p"),
+        Mistake("float32 weights", violates="which stay bf16", edits={COPY: "p.data = p.float() + change"},
+                feedback="the parameters become float32: round the sum to bf16"),
         Mistake("goes up the gradient", edits={CHANGE: "change = lost.float() + update"},
-                told="the step goes up the gradient: subtract `lr * gradient`"),
-        Mistake("a gradient is None", breaks="Where a gradient is None", edits={IF: "if False:"},
-                told="the step fails at a gradient that is None, such as that of an unused layer: leave that parameter out"),
-        Mistake("returns at a missing gradient", breaks="nothing changes", edits={CONTINUE: "return"},
-                told="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
-        Mistake("used up in `__init__`", breaks="any iterable",
+                feedback="the step goes up the gradient: subtract `lr * gradient`"),
+        Mistake("a gradient is None", violates="Where a gradient is None", edits={IF: "if False:"},
+                feedback="the step fails at a gradient that is None, such as that of an unused layer: leave that parameter out"),
+        Mistake("returns at a missing gradient", violates="nothing changes", edits={CONTINUE: "return"},
+                feedback="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
+        Mistake("used up in `__init__`", violates="any iterable",
                 edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
-                told="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
+                feedback="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
         Mistake("used up by the first step",
                 edits={KEEP: "self.params = params", LOST: "self.lost: Any = {}",
                        ZIP: "for p in self.params:\n    lost = self.lost.setdefault(p, torch.zeros_like(p))"},
-                told="only the first step moves anything if `params` is an iterator, as "
+                feedback="only the first step moves anything if `params` is an iterator, as "
                 "`model.parameters()` is: read it only once, into a list"),
-        Mistake("changes the gradients", breaks="Gradients stay as they are",
+        Mistake("changes the gradients", violates="Gradients stay as they are",
                 edits={UPDATE: "update = p.grad.mul_(self.lr).float()"},
-                told="the gradient is changed, as `mul_` does it: make a new tensor, and leave clearing it to `zero_grad`"),
+                feedback="the gradient is changed, as `mul_` does it: make a new tensor, and leave clearing it to `zero_grad`"),
         Mistake("autograd watches", edits={NO_GRAD: ""},
-                told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
+                feedback="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
     ],
 )  # fmt: skip

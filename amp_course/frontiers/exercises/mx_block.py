@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amp_course.bits import FP4_E2M1, round_to
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, read_pair, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, read_pair, read_tensor
 
 mx_block = Exercise(
     chapter="frontiers", name="mx_block", number=3, title="A block of 32 numbers in MXFP4", difficulty=3, importance=4,
@@ -61,7 +61,7 @@ CASES: tuple[tuple[str, tuple[float, ...], float], ...] = (  # the case, numbers
 )
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Fixed blocks, shuffled and with signs; then drawn ones."""
     level = 2.0 ** draw.randint(-20, 20)
     drawn = ("for a drawn block", (*(draw.uniform(0, 7.9) for _ in range(20)), draw.uniform(4.1, 7.9)), level)
@@ -72,12 +72,12 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         elements = read_tensor(first, case, "a tensor of 32 elements", (32,))
         scale = read_number(second, case, "the scale that you return is")
         usable = "positive and finite" if 0 < scale < torch.inf else scale
-        facets: dict[str, Any] = {"the scale": scale} if any(numbers) else {}
-        facets["the elements"] = elements.double() + 0.0  # 0.0 for -0.0
-        facets |= {} if any(numbers) else {"the scale": usable}
-        facets["the dtype of the elements"] = elements.dtype
-        facets["block"] = "unchanged" if torch.equal(block, before) else "changed"
-        yield Turn(case, facets, clues={"elements": "NaN" if elements.isnan().any() else "numbers"})
+        outputs: dict[str, Any] = {"the scale": scale} if any(numbers) else {}
+        outputs["the elements"] = elements.double() + 0.0  # 0.0 for -0.0
+        outputs |= {} if any(numbers) else {"the scale": usable}
+        outputs["the dtype of the elements"] = elements.dtype
+        outputs["block"] = "unchanged" if torch.equal(block, before) else "changed"
+        yield Case(case, outputs, evidence={"elements": "NaN" if elements.isnan().any() else "numbers"})
 
 
 def make_block(numbers: tuple[float, ...], unit: float, draw: random.Random) -> Tensor:
@@ -101,69 +101,75 @@ LOG2 = "scale = torch.where(amax > 0, 2 ** torch.{}(torch.log2(amax.double(){}))
 LOG2_OF_0 = "scale = 2 ** torch.floor(torch.log2(amax.double())).float() / 4"
 
 mx_block.judge_by(
-    right=right, play=play,
+    right=right, cases=cases,
     said={"block": "{case}, your function changes the block: work on a copy"},
     mistakes=[
         Mistake("rounds up", edits={SCALE: f"{LOG2.format('ceil', '')} / 4"},
-                told="the logarithm of amax is rounded up, so the largest element is at most 4, and 6 is never used: round it "
+                feedback="the logarithm of amax is rounded up, so the largest element is at most 4, and 6 is never used: round "
+                         "it "
                 "down, by floor"),
         Mistake("rounds up past the range", edits={SCALE: LOG2.format("floor", " / 6")},
-                told="the factor 6 / amax is rounded up to a power of two (or amax / 6 down), so elements land as far as 12, "
+                feedback="the factor 6 / amax is rounded up to a power of two (or amax / 6 down), so elements land as far as 12, "
                 "past the range, and saturate. The rule is floor(log2 amax) − 2"),
-        Mistake("lets nothing saturate", breaks="floor(log2 amax) − 2", edits={SCALE: LOG2.format("ceil", " / 6")},
-                told="amax / 6 is rounded up to a power of two, so that nothing saturates. That is a good rule, torchao's RCEIL, "
+        Mistake("lets nothing saturate", violates="floor(log2 amax) − 2", edits={SCALE: LOG2.format("ceil", " / 6")},
+                feedback="amax / 6 is rounded up to a power of two, so that nothing saturates. That is a good rule, torchao's "
+                         "RCEIL, "
                 "but this exercise follows the OCP standard"),
         Mistake("rounds to nearest", edits={SCALE: f"{LOG2.format('round', '')} / 4"},
-                told="the logarithm of amax is rounded to nearest: take its floor"),
+                feedback="the logarithm of amax is rounded to nearest: take its floor"),
         Mistake("forgets emax", edits={SCALE: SCALE.replace(" - 2", "")},
-                told="the largest exponent of an element, 2, is not subtracted: no element exceeds 2, and 3, 4 and 6 are never "
+                feedback="the largest exponent of an element, 2, is not subtracted: no element exceeds 2, and 3, 4 and 6 are "
+                         "never "
                 "used"),
         Mistake("adds emax", edits={SCALE: SCALE.replace(" - 2", " + 2")},
-                told="the largest exponent of an element, 2, is added: subtract it"),
+                feedback="the largest exponent of an element, 2, is added: subtract it"),
         Mistake("subtracts the bias", edits={SCALE: SCALE.replace(" - 2", " - 1")},
-                told="you subtract 1, which is the exponent bias of E2M1. Its largest exponent is 2: 6 = 1.5 · 2^2"),
-        Mistake("no power of two", breaks="The scale is 2 to the power of",
+                feedback="you subtract 1, which is the exponent bias of E2M1. Its largest exponent is 2: 6 = 1.5 · 2^2"),
+        Mistake("no power of two", violates="The scale is 2 to the power of",
                 edits={SCALE: "scale = torch.where(amax > 0, amax / 6, 1.0)"},
-                told="`amax / 6` is not a power of two, and MXFP4 stores nothing but an exponent for the scale"),
-        Mistake("a logarithm in float32", breaks="also where amax is just below a power of two",
+                feedback="`amax / 6` is not a power of two, and MXFP4 stores nothing but an exponent for the scale"),
+        Mistake("a logarithm in float32", violates="also where amax is just below a power of two",
                 edits={SCALE: f"{LOG2.replace('.double()', '').format('floor', '')} / 4"},
-                told="just below a power of two, the logarithm in float32 is rounded up to a whole number, and the scale is "
+                feedback="just below a power of two, the logarithm in float32 is rounded up to a whole number, and the scale is "
                 "twice too large: take the exponent from `torch.frexp`, or the logarithm in float64"),
-        Mistake("zeros raise", breaks="for a block of zeros", edits={SCALE: LOG2_OF_0},
-                told="log2(0) is −inf, so the scale of a block of zeros is 0, and 0 / 0 is NaN, which E2M1 does not have: take "
+        Mistake("zeros raise", violates="for a block of zeros", edits={SCALE: LOG2_OF_0},
+                feedback="log2(0) is −inf, so the scale of a block of zeros is 0, and 0 / 0 is NaN, which E2M1 does not have: "
+                         "take "
                 "any other scale there"),
         Mistake("zeros give NaN", edits={SCALE: LOG2_OF_0, ELEMENTS: "elements = on_grid(scaled).clamp(-6, 6)"},
-                told="log2(0) is −inf, so the scale of a block of zeros is 0, and 0 / 0 is NaN: take any other scale there"),
-        Mistake("a floor of 1e-12", breaks="from 1e-30 to 1e30", edits={AMAX: "amax = block.abs().max().clamp(min=1e-12)"},
-                told="a floor of 1e-12 for amax is too high: a block of smaller numbers becomes 0. Scales go down to 2^-127"),
+                feedback="log2(0) is −inf, so the scale of a block of zeros is 0, and 0 / 0 is NaN: take any other scale there"),
+        Mistake("a floor of 1e-12", violates="from 1e-30 to 1e30", edits={AMAX: "amax = block.abs().max().clamp(min=1e-12)"},
+                feedback="a floor of 1e-12 for amax is too high: a block of smaller numbers becomes 0. Scales go down to 2^-127"),
         Mistake("the largest, not the largest magnitude", edits={AMAX: "amax = block.max()"},
-                told="you take the largest number. A negative one may be larger in magnitude: take `block.abs().max()`"),
-        Mistake("not saturated", breaks="what lies past ±6 becomes ±6", edits={ELEMENTS: "elements = on_grid(scaled)"},
-                told="an element is 8, which E2M1 does not have: what lies past 6 becomes 6"),
-        Mistake("ties away from 0", breaks="ties to even",
+                feedback="you take the largest number. A negative one may be larger in magnitude: take `block.abs().max()`"),
+        Mistake("not saturated", violates="what lies past ±6 becomes ±6", edits={ELEMENTS: "elements = on_grid(scaled)"},
+                feedback="an element is 8, which E2M1 does not have: what lies past 6 becomes 6"),
+        Mistake("ties away from 0", violates="ties to even",
                 edits={ELEMENTS: "elements = on_grid(scaled, lambda x: torch.floor(x + 0.5)).clamp(-6, 6)"},
-                told="ties go away from 0: they go to the neighbour whose last bit is 0, which is 0, 1, 2 or 4"),
+                feedback="ties go away from 0: they go to the neighbour whose last bit is 0, which is 0, 1, 2 or 4"),
         Mistake("ties towards 0", edits={ELEMENTS: "elements = on_grid(scaled, lambda x: torch.ceil(x - 0.5)).clamp(-6, 6)"},
-                told="ties go towards 0, as they do if the first of the nearest numbers in a table is taken: they go to the "
+                feedback="ties go towards 0, as they do if the first of the nearest numbers in a table is taken: they go to the "
                 "neighbour whose last bit is 0, which is 0, 1, 2 or 4"),
-        Mistake("cuts off", breaks="rounded to nearest", edits={ELEMENTS: "elements = on_grid(scaled, torch.floor).clamp(-6, 6)"},
-                told="elements are cut off towards 0: round them to nearest"),
-        Mistake("integers", breaks="numbers of E2M1", edits={ELEMENTS: "elements = scaled.round().clamp(-6, 6)"},
-                told="elements are rounded to integers, but E2M1 has 0.5 and 1.5, and not 5"),
+        Mistake("cuts off", violates="rounded to nearest", edits={ELEMENTS: "elements = on_grid(scaled, torch.floor).clamp(-6, "
+                                                                            "6)"},
+                feedback="elements are cut off towards 0: round them to nearest"),
+        Mistake("integers", violates="numbers of E2M1", edits={ELEMENTS: "elements = scaled.round().clamp(-6, 6)"},
+                feedback="elements are rounded to integers, but E2M1 has 0.5 and 1.5, and not 5"),
         Mistake("no 0.5", edits={ELEMENTS: f"{ELEMENTS}\nelements = torch.where(elements.abs() < 1, 0.0, elements)"},
-                told="0.5 is missing: it is the subnormal number of E2M1"),
-        Mistake("in 16 bits", breaks="in float32, rounded to nearest", edits={RETURN: "return elements.half(), scale"},
-                told="the elements come back in another dtype: the card asks for float32"),
+                feedback="0.5 is missing: it is the subnormal number of E2M1"),
+        Mistake("in 16 bits", violates="in float32, rounded to nearest", edits={RETURN: "return elements.half(), scale"},
+                feedback="the elements come back in another dtype: the card asks for float32"),
         Mistake("returns what comes back", edits={RETURN: "return elements * scale, scale"},
-                told="you return `elements * scale`: the elements are what is stored, before the scale"),
+                feedback="you return `elements * scale`: the elements are what is stored, before the scale"),
         Mistake("returns the exponent", edits={RETURN: "return elements, exponent - 2"},
-                told="you return the exponent of the scale: return 2 to its power"),
-        Mistake("inverts the scale", breaks="so that `elements * scale` is close to block",
+                feedback="you return the exponent of the scale: return 2 to its power"),
+        Mistake("inverts the scale", violates="so that `elements * scale` is close to block",
                 edits={RETURN: "return elements, 1 / scale"},
-                told="the elements are right, but this is the factor that leads to them: the scale is the one that leads back"),
+                feedback="the elements are right, but this is the factor that leads to them: the scale is the one that leads "
+                         "back"),
         Mistake("multiplies by the scale", edits={SCALED: "scaled = block * scale"},
-                told="you multiply by the scale on the way to the elements: divide by it"),
-        Mistake("changes the block", breaks="block stays unchanged", edits={SCALED: "scaled = block.div_(scale)"},
-                told="the block itself is divided, as `div_` does it: write `block / scale`, which makes a new tensor"),
+                feedback="you multiply by the scale on the way to the elements: divide by it"),
+        Mistake("changes the block", violates="block stays unchanged", edits={SCALED: "scaled = block.div_(scale)"},
+                feedback="the block itself is divided, as `div_` does it: write `block / scale`, which makes a new tensor"),
     ],
 )  # fmt: skip

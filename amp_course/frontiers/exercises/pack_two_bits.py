@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, edited, is_blank, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, edited, is_blank, read_tensor
 
 pack_two_bits = Exercise(
     chapter="frontiers", name="pack_two_bits", number=4, title="Four codes to a byte", difficulty=2, importance=3, minutes=12,
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[int, ...]] = {
 }
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Pack codes of each length modulo 4, in uint8 and in int64; unpack what the right answer packed."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(map(callable, answer)):
         raise Wrong("the check expects both functions as a pair, `(pack, unpack)`")
@@ -73,12 +73,12 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             before, kind = codes.clone(), case if dtype == torch.uint8 else f"{case} in int64"
             got = read_tensor(call_answer(pack, kind, codes), kind, subject="`pack` returned")
             same = torch.equal(codes, before)
-            clues = {} if torch.equal(got, packed) else {"round trip": _round_trip(pack, unpack, before)}
-            yield Turn(kind, {"the packed tensor": got, "codes": "unchanged" if same else "changed"}, clues=clues)
+            evidence = {} if torch.equal(got, packed) else {"round trip": _round_trip(pack, unpack, before)}
+            yield Case(kind, {"the packed tensor": got, "codes": "unchanged" if same else "changed"}, evidence=evidence)
         kept = packed.clone()
         got = call_answer(unpack, case, packed, len(numbers))
         codes = read_tensor(got, case, subject="`unpack` returned")
-        yield Turn(
+        yield Case(
             case, {"the unpacked tensor": codes, "packed": "unchanged" if torch.equal(packed, kept) else "changed"}
         )
 
@@ -116,71 +116,72 @@ OVERLAPPING = {PACKED: "packed = rows[:, 0] | rows[:, 1] << 1 | rows[:, 2] << 2 
 OVERLAPPING_BACK = {SHIFTS: SHIFTS.replace("0, 2, 4, 6", "0, 1, 2, 3")}
 
 pack_two_bits.judge_by(
-    right=pair(), play=play,
+    right=pair(), cases=cases,
     said={"codes": "{case}, `pack` changes the codes: work on a copy",
           "packed": "{case}, `unpack` changes the bytes: work on a copy"},
     mistakes=[
-        Mistake("the first in the highest bits", breaks="the first in its lowest bits", answer=wrong(REVERSED | REVERSED_BACK),
-                told="the first code of four is in the highest bits of its byte. Your two functions agree, but the card puts it "
+        Mistake("the first in the highest bits", violates="the first in its lowest bits", answer=wrong(REVERSED | REVERSED_BACK),
+                feedback="the first code of four is in the highest bits of its byte. Your two functions agree, but the card "
+                         "puts it "
                 "into the lowest ones"),
         Mistake("packs in the wrong order", answer=wrong(REVERSED),
-                told="`pack` puts the first code of four into the highest bits, and `unpack` takes it from the lowest: the "
+                feedback="`pack` puts the first code of four into the highest bits, and `unpack` takes it from the lowest: the "
                 "lowest are right"),
         Mistake("unpacks in the wrong order", answer=wrong(REVERSED_BACK),
-                told="`unpack` takes the first code of four from the highest bits: `pack` puts it into the lowest ones"),
+                feedback="`unpack` takes the first code of four from the highest bits: `pack` puts it into the lowest ones"),
         Mistake("overlapping shifts", answer=wrong(OVERLAPPING | OVERLAPPING_BACK),
-                told="the codes are shifted by 0, 1, 2 and 3, and overlap: a code has two bits, so shift by 0, 2, 4 and 6"),
+                feedback="the codes are shifted by 0, 1, 2 and 3, and overlap: a code has two bits, so shift by 0, 2, 4 and 6"),
         Mistake("packs with overlapping shifts", answer=wrong(OVERLAPPING),
-                told="`pack` shifts by 0, 1, 2 and 3, and the codes overlap: a code has two bits, so shift by 0, 2, 4 and 6"),
+                feedback="`pack` shifts by 0, 1, 2 and 3, and the codes overlap: a code has two bits, so shift by 0, 2, 4 and 6"),
         Mistake("unpacks with overlapping shifts", answer=wrong(OVERLAPPING_BACK),
-                told="`unpack` shifts by 0, 1, 2 and 3: a code has two bits, so shift by 0, 2, 4 and 6"),
+                feedback="`unpack` shifts by 0, 1, 2 and 3: a code has two bits, so shift by 0, 2, 4 and 6"),
         Mistake("no mask", answer=wrong({CODES: "codes = fields"}),
-                told="after the shift, the bits of later codes are still there: keep the lowest two, `& 3`"),
+                feedback="after the shift, the bits of later codes are still there: keep the lowest two, `& 3`"),
         Mistake("a mask of 2", answer=wrong({CODES: "codes = fields & 2"}),
-                told="`& 2` keeps one bit, the second: both lowest bits are `& 3`, which is 0b11"),
+                feedback="`& 2` keeps one bit, the second: both lowest bits are `& 3`, which is 0b11"),
         Mistake("a mask of 1", answer=wrong({CODES: "codes = fields & 1"}),
-                told="`& 1` keeps one bit, the lowest: both lowest bits are `& 3`, which is 0b11"),
-        Mistake("the tail is lost", breaks="of any length", answer=wrong({PADDED: "padded = small[: len(small) // 4 * 4]"}),
-                told="codes past the last multiple of 4 are lost: pad with zeros before you pack"),
+                feedback="`& 1` keeps one bit, the lowest: both lowest bits are `& 3`, which is 0b11"),
+        Mistake("the tail is lost", violates="of any length", answer=wrong({PADDED: "padded = small[: len(small) // 4 * 4]"}),
+                feedback="codes past the last multiple of 4 are lost: pad with zeros before you pack"),
         Mistake("multiples of 4 only", answer=wrong({PADDED: "padded = small"}),
-                told="`pack` takes only a multiple of 4 codes: pad with zeros up to one"),
+                feedback="`pack` takes only a multiple of 4 codes: pad with zeros up to one"),
         Mistake("one group too many", answer=wrong({PADDED: "padded = pad(small, (0, 4 - len(small) % 4))"}),
-                told="a length that is a multiple of 4 gets another byte: `-n % 4` is how many are missing, and 0 there"),
+                feedback="a length that is a multiple of 4 gets another byte: `-n % 4` is how many are missing, and 0 there"),
         Mistake("pads in front", answer=wrong({PADDED: "padded = pad(small, (-len(small) % 4, 0))",
                 CUT: "return codes.flatten()[codes.numel() - count :]"}),
-                told="`pack` pads in front, so the first code is not in the lowest bits of the first byte: pad at the end"),
-        Mistake("pads with 3", breaks="What is left over in the last byte is 0",
+                feedback="`pack` pads in front, so the first code is not in the lowest bits of the first byte: pad at the end"),
+        Mistake("pads with 3", violates="What is left over in the last byte is 0",
                 answer=wrong({PADDED: "padded = pad(small, (0, -len(small) % 4), value=3)"}),
-                told="the rest of the last byte is not filled with zeros"),
+                feedback="the rest of the last byte is not filled with zeros"),
         Mistake("pads with the last code",
                 answer=wrong({PADDED: "padded = torch.cat([small, small[-1:].repeat(-len(small) % 4)])"}),
-                told="the rest of the last byte is filled with the last code: fill it with zeros"),
-        Mistake("the padding comes back", breaks="the first `count` codes", answer=wrong({CUT: "return codes.flatten()"}),
-                told="`unpack` returns the padding, too: cut after `count` codes"),
-        Mistake("rows stay rows", breaks="flat, in uint8", answer=wrong({CUT: "return codes[: -(-count // 4)]"}),
-                told="`unpack` returns rows of four: flatten them, and cut after `count` codes"),
-        Mistake("a quarter apart", breaks="four neighbours share a byte",
+                feedback="the rest of the last byte is filled with the last code: fill it with zeros"),
+        Mistake("the padding comes back", violates="the first `count` codes", answer=wrong({CUT: "return codes.flatten()"}),
+                feedback="`unpack` returns the padding, too: cut after `count` codes"),
+        Mistake("rows stay rows", violates="flat, in uint8", answer=wrong({CUT: "return codes[: -(-count // 4)]"}),
+                feedback="`unpack` returns rows of four: flatten them, and cut after `count` codes"),
+        Mistake("a quarter apart", violates="four neighbours share a byte",
                 answer=wrong({ROWS: "rows = padded.view(4, -1).T", CODES: "codes = (fields & 3).T"}),
-                told="the four codes in a byte are a quarter of the tensor apart: neighbours share a byte, `view(-1, 4)`"),
+                feedback="the four codes in a byte are a quarter of the tensor apart: neighbours share a byte, `view(-1, 4)`"),
         Mistake("one code to a byte", answer=wrong({PADDED: "padded = small", ROWS: "rows = padded", PACKED: "packed = padded",
                 FIELDS: "fields = packed"}),
-                told="each code takes a byte of its own: four have to share one"),
-        Mistake("int64 comes back", breaks="returns a flat uint8 tensor", answer=wrong({SMALL: "small = codes.long()"}),
-                told="the bytes come back in int64, which takes eight bytes for each: convert the codes to uint8 first"),
-        Mistake("keeps the dtype", breaks="uint8 or int64", answer=wrong({SMALL: "small = codes"}),
-                told="the bytes have the dtype of the codes, and in int64 each takes eight bytes: convert to uint8 first"),
+                feedback="each code takes a byte of its own: four have to share one"),
+        Mistake("int64 comes back", violates="returns a flat uint8 tensor", answer=wrong({SMALL: "small = codes.long()"}),
+                feedback="the bytes come back in int64, which takes eight bytes for each: convert the codes to uint8 first"),
+        Mistake("keeps the dtype", violates="uint8 or int64", answer=wrong({SMALL: "small = codes"}),
+                feedback="the bytes have the dtype of the codes, and in int64 each takes eight bytes: convert to uint8 first"),
         Mistake("int8", answer=wrong({RETURN: "return packed.view(torch.int8)",
                 FIELDS: "fields = packed.view(torch.uint8)[:, None] >> shifts"}),
-                told="the bytes come back in int8, where a byte from 128 on is negative, and a shift to the right copies the "
+                feedback="the bytes come back in int8, where a byte from 128 on is negative, and a shift to the right copies the "
                 "sign: take uint8"),
         Mistake("unpacks to int64", answer=wrong({CUT: "return codes.flatten()[:count].long()"}),
-                told="`unpack` returns int64, eight bytes for each code: return uint8"),
-        Mistake("changes the codes", breaks="Neither changes what it is given", answer=wrong({
+                feedback="`unpack` returns int64, eight bytes for each code: return uint8"),
+        Mistake("changes the codes", violates="Neither changes what it is given", answer=wrong({
                 SMALL: "small = codes.mul_(4 ** (torch.arange(len(codes)) % 4)).to(torch.uint8)",
                 PACKED: "packed = rows[:, 0] | rows[:, 1] | rows[:, 2] | rows[:, 3]"}),
-                told="`pack` shifts in place, and the caller's codes are changed: make a new tensor"),
+                feedback="`pack` shifts in place, and the caller's codes are changed: make a new tensor"),
         Mistake("changes the bytes", answer=wrong({FIELDS: "fields = torch.empty(len(packed), 4, dtype=torch.uint8)\n"
                 "for place in range(4):\n    fields[:, place] = packed\n    packed >>= 2"}),
-                told="`unpack` shifts the bytes in place, and the caller's are 0 afterwards: make a new tensor"),
+                feedback="`unpack` shifts the bytes in place, and the caller's are 0 afterwards: make a new tensor"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, read_pair, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, read_pair, read_tensor
 
 scale_to_fp8 = Exercise(
     chapter="frontiers", name="scale_to_fp8", number=1, title="One scale for a whole tensor", difficulty=2, importance=5,
@@ -50,7 +50,7 @@ CASES = (  # the case, the largest magnitude with its sign, the shape
 )
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Tensors of many sizes: E4M3's own numbers, moved a little, so that no spelling of the division meets a tie."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for case, amax, shape in CASES:
@@ -60,13 +60,13 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         q = read_tensor(first, case, "a tensor, as the first of the pair", shape)
         scale = read_number(second, case, "the scale that you return is")
         usable = "positive and finite" if 0 < scale < torch.inf else scale
-        facets: dict[str, Any] = {"the dtype of q": q.dtype}
+        outputs: dict[str, Any] = {"the dtype of q": q.dtype}
         if amax:
-            facets |= {"q": q.double(), "the scale": scale}
+            outputs |= {"q": q.double(), "the scale": scale}
         else:
-            facets |= {"q": q.double() + 0.0, "the scale": usable}  # 0.0 for -0.0
-        facets["x"] = "unchanged" if torch.equal(x, before) else "changed"
-        yield Turn(case, facets, clues={} if q.dtype == torch.float8_e4m3fn else {"q": q.double()})
+            outputs |= {"q": q.double() + 0.0, "the scale": usable}  # 0.0 for -0.0
+        outputs["x"] = "unchanged" if torch.equal(x, before) else "changed"
+        yield Case(case, outputs, evidence={} if q.dtype == torch.float8_e4m3fn else {"q": q.double()})
 
 
 def make_tensor(amax: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -89,60 +89,63 @@ def scale_of(quotient: str) -> str:
 
 
 scale_to_fp8.judge_by(
-    right=right, play=play, tolerance=1e-6,
+    right=right, cases=cases, tolerance=1e-6,
     said={"x": "{case}, your function changes x: work on a copy"},
     mistakes=[
         Mistake("scale from the mean", edits={AMAX: "amax = x.float().abs().mean()"},
-                told="the scale comes from the mean magnitude, and what is larger than the mean saturates: take the largest "
+                feedback="the scale comes from the mean magnitude, and what is larger than the mean saturates: take the largest "
                 "magnitude"),
         Mistake("the largest, not the largest magnitude", edits={AMAX: "amax = x.max().float()"},
-                told="you take the largest number. A negative one may be larger in magnitude: take `x.abs().max()`"),
-        Mistake("inverts the scale", breaks="so that `q.float() * scale` is close to x", edits={RETURN: "return q, 1 / scale"},
-                told="q is right, but this is the factor that leads to q: the scale is the one that leads back, `amax / 448`"),
+                feedback="you take the largest number. A negative one may be larger in magnitude: take `x.abs().max()`"),
+        Mistake("inverts the scale", violates="so that `q.float() * scale` is close to x", edits={RETURN: "return q, 1 / scale"},
+                feedback="q is right, but this is the factor that leads to q: the scale is the one that leads back, `amax / "
+                         "448`"),
         Mistake("multiplies by the scale", edits={SCALED: "scaled = x.float() * scale"},
-                told="you multiply by `amax / 448` on the way to q. Divide by it: only then does amax become 448"),
+                feedback="you multiply by `amax / 448` on the way to q. Divide by it: only then does amax become 448"),
         Mistake("returns the numbers that come back", edits={RETURN: "return q.float() * scale, scale"},
-                told="you return `q.float() * scale`, which is what q stands for: return q itself"),
-        Mistake("keeps float32", breaks="with q in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
-                told="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
+                feedback="you return `q.float() * scale`, which is what q stands for: return q itself"),
+        Mistake("keeps float32", violates="with q in `torch.float8_e4m3fn`", edits={RETURN: "return q.float(), scale"},
+                feedback="q is rounded, but stored in float32, which takes four times the memory: return it in float8"),
         Mistake("E5M2", edits={Q: "q = scaled.clamp(-448, 448).to(torch.float8_e5m2)"},
-                told="this is E5M2, the format for gradients. E4M3 is `torch.float8_e4m3fn`"),
+                feedback="this is E5M2, the format for gradients. E4M3 is `torch.float8_e4m3fn`"),
         Mistake("E5M2's largest number", edits={SCALE: scale_of("amax / 57344")},
-                told="57344 is the largest number of E5M2. E4M3 ends at 448, and most of q saturates"),
+                feedback="57344 is the largest number of E5M2. E4M3 ends at 448, and most of q saturates"),
         Mistake("480", edits={SCALE: scale_of("amax / 480")},
-                told="480 is where E4M3 would go on, but that bit pattern is its NaN: the largest number is 448"),
+                feedback="480 is where E4M3 would go on, but that bit pattern is its NaN: the largest number is 448"),
         Mistake("fp16's largest number", edits={SCALE: scale_of("amax / 65504")},
-                told="65504 is the largest number of fp16. E4M3 ends at 448, and most of q saturates"),
-        Mistake("int8's largest number", breaks="The largest magnitude in q is 448", edits={SCALE: scale_of("amax / 127")},
-                told="127 is the largest number of int8. E4M3 goes up to 448, and its small numbers need that room"),
+                feedback="65504 is the largest number of fp16. E4M3 ends at 448, and most of q saturates"),
+        Mistake("int8's largest number", violates="The largest magnitude in q is 448", edits={SCALE: scale_of("amax / 127")},
+                feedback="127 is the largest number of int8. E4M3 goes up to 448, and its small numbers need that room"),
         Mistake("saturates the amax", edits={SCALE: scale_of("2 ** torch.floor(torch.log2(amax / 448))")},
-                told="the scale is rounded down to a power of two, so amax lies past 448 and saturates: divide by `amax / 448`"),
+                feedback="the scale is rounded down to a power of two, so amax lies past 448 and saturates: divide by `amax / "
+                         "448`"),
         Mistake("a power of two, rounded up", edits={SCALE: scale_of("2 ** torch.ceil(torch.log2(amax / 448))")},
-                told="the scale is rounded up to a power of two. Nothing saturates, but the card asks for 448 as the largest "
+                feedback="the scale is rounded up to a power of two. Nothing saturates, but the card asks for 448 as the largest "
                 "magnitude: divide by `amax / 448`"),
         Mistake("no scale", edits={SCALE: "scale = torch.ones(())"},
-                told="the scale is always 1: numbers past 448 saturate, and those below 2^-10 become 0"),
-        Mistake("zeros give NaN", breaks="for a tensor of zeros", edits={SCALE: "scale = amax / 448"},
-                told="for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there"),
-        Mistake("a floor of 1e-12", breaks="from 1e-30 to 1e30", edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
-                told="a floor for amax, such as 1e-12, or such a number added to it, is too much: "
+                feedback="the scale is always 1: numbers past 448 saturate, and those below 2^-10 become 0"),
+        Mistake("zeros give NaN", violates="for a tensor of zeros", edits={SCALE: "scale = amax / 448"},
+                feedback="for a tensor of zeros the scale is 0, and 0 / 0 is NaN: take another scale there"),
+        Mistake("a floor of 1e-12", violates="from 1e-30 to 1e30", edits={SCALE: "scale = amax.clamp(min=1e-12) / 448"},
+                feedback="a floor for amax, such as 1e-12, or such a number added to it, is too much: "
                 "a tensor of smaller numbers does not reach 448, and may become 0. Gradients can "
                 "be that small: take another scale only where amax is 0"),
-        Mistake("one scale per row", breaks="one scale for all of it",
+        Mistake("one scale per row", violates="one scale for all of it",
                 edits={AMAX: "amax = x.abs().amax(dim=-1, keepdim=True).float()"},
-                told="you take a scale for each row. That is often better, but the card asks for one: `x.abs().max()`"),
-        Mistake("in the dtype of x", breaks="in float32 precision",
+                feedback="you take a scale for each row. That is often better, but the card asks for one: `x.abs().max()`"),
+        Mistake("in the dtype of x", violates="in float32 precision",
                 edits={AMAX: "amax = x.abs().max()", SCALE: "scale = torch.where(amax > 0, amax / 448, torch.ones_like(amax))",
                        SCALED: "scaled = x / scale"},
-                told="the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with `.float()` first"),
+                feedback="the scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with `.float()` first"),
         Mistake("in the dtype of x, and zeros give NaN",
                 edits={AMAX: "amax = x.abs().max()", SCALE: "scale = amax / 448", SCALED: "scaled = x / scale"},
-                told="two things are left. The scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert with "
+                feedback="two things are left. The scale of a bf16 tensor is computed in bf16, and off by up to 0.4 %: convert "
+                         "with "
                 "`.float()` first. And for a tensor of zeros, the scale is 0, and 0 / 0 is NaN: take another scale there"),
         Mistake("rounds to integers", edits={Q: Q.replace("scaled", "scaled.round()")},
-                told="you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and keeps small "
+                feedback="you round to integers first, as int8 needs it. The cast to float8 rounds on its own, and keeps small "
                 "numbers that `round()` makes 0"),
-        Mistake("changes x", breaks="x stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
-                told="x itself is divided, as `div_` does it: write `x / scale`, which makes a new tensor"),
+        Mistake("changes x", violates="x stays unchanged", edits={SCALED: "scaled = x.div_(scale)"},
+                feedback="x itself is divided, as `div_` does it: write `x / scale`, which makes a new tensor"),
     ],
 )  # fmt: skip

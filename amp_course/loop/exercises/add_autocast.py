@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 from amp_course.watching.scene import Scene
 
 add_autocast = Exercise(
@@ -48,9 +48,9 @@ class LoopScene(Scene):
         if torch.is_autocast_enabled("cpu") and what not in self.inside:
             self.inside += f" and {what}" if self.inside else what
 
-    def play(
+    def cases(
         self, answer: Any, *scaler: Any, special: Mapping[int, str] | None = None, training: str = ""
-    ) -> Iterator[Turn]:
+    ) -> Iterator[Case]:
         """Take a step with each batch, with settings that nobody guesses.
 
         special, training: what to say about a step, by its number, and about all of them: " of another training"
@@ -64,23 +64,23 @@ class LoopScene(Scene):
             case = f"at step {self.number}{training}{(special or {}).get(self.number, '')}"
             with self.watch() as update:
                 got = call_answer(answer, case, self.model, inputs, targets, self.loss_fn, self.optimizer, *scaler)
-            facets = {
+            outputs = {
                 "`requires_grad` of the parameters afterwards": [one.requires_grad for one in self.model.parameters()],
                 "the number of forward passes": len(self.layer_dtypes),
-                **self.facets(update),
+                **self.outputs(update),
                 COUNT: self.scaler._get_growth_tracker() if self.scaler else 0,
                 "the mode that the model trains in": self.mode,
                 "autocast for the loss": self.on, UNDER: self.inside or "nothing", AFTER: torch.is_autocast_enabled("cpu"),
                 "the loss that you return": read_number(got, case),
             }  # fmt: skip
             torch.set_autocast_enabled("cpu", False)
-            yield Turn(case, facets, {}, self.clues(update))
+            yield Case(case, outputs, {}, self.evidence(update))
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Take the same four steps, and then one of another model with its own optimizer."""
-    yield from LoopScene(random.Random(6), 4).play(answer)
-    yield from LoopScene(random.Random(7), 1).play(answer, training=ANOTHER)
+    yield from LoopScene(random.Random(6), 4).cases(answer)
+    yield from LoopScene(random.Random(7), 1).cases(answer, training=ANOTHER)
 
 
 ANOTHER = " of another training"
@@ -102,49 +102,54 @@ def common(region: str, backward: str, step: str) -> list[Mistake]:
     forward = {FORWARD: "outputs = model(inputs)"}
     return [
         Mistake("loss outside the region", edits={**forward, backward: f"loss = loss_fn(outputs, targets)\n{backward}"},
-                told="the loss was computed in 16 bits, with autocast off: move it into the region, where it runs in fp32"),
+                feedback="the loss was computed in 16 bits, with autocast off: move it into the region, where it runs in fp32"),
         Mistake("fp32 loss outside", edits={**forward, backward: f"loss = loss_fn(outputs.float(), targets)\n{backward}"},
-                told="autocast was off for the loss: compute it inside the region, which casts to fp32 where that is needed"),
-        Mistake("backward inside the region", breaks="and nothing else", edits={backward: f"{region}\n    {backward}"},
-                told="`backward()` ran inside the region: end it after the loss. Backward follows the forward dtypes anyway"),
+                feedback="autocast was off for the loss: compute it inside the region, which casts to fp32 where that is needed"),
+        Mistake("backward inside the region", violates="and nothing else", edits={backward: f"{region}\n    {backward}"},
+                feedback="`backward()` ran inside the region: end it after the loss. Backward follows the forward dtypes anyway"),
         Mistake("step inside the region", edits={step: f"{region}\n    {step}"},
-                told="`optimizer.step()` ran under autocast: end the region after the loss, since an optimizer updates in fp32"),
+                feedback="`optimizer.step()` ran under autocast: end the region after the loss, since an optimizer updates in "
+                         "fp32"),
         Mistake("an optimizer of its own", edits={step: f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"},
-                told="the step did not use the learning rate and momentum of the optimizer that is passed in: use that one"),
+                feedback="the step did not use the learning rate and momentum of the optimizer that is passed in: use that one"),
     ]  # fmt: skip
 
 
 add_autocast.judge_by(
-    right=right, play=play, tolerance=1e-4, said=SAID, mistakes=[
-        Mistake("no autocast", breaks="under bf16 autocast", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32, with autocast off: call the model inside a region for `inputs.device.type`"),
+    right=right, cases=cases, tolerance=1e-4, said=SAID, mistakes=[
+        Mistake("no autocast", violates="under bf16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass ran in fp32, with autocast off: call the model inside a region for "
+                         "`inputs.device.type`"),
         Mistake("converts the model", edits={REGION: "model.bfloat16()\ninputs = inputs.bfloat16()\nif True:"},
-                told="the weights were converted to bf16: leave that out. Autocast casts copies and keeps the weights in fp32"),
+                feedback="the weights were converted to bf16: leave that out. Autocast casts copies and keeps the weights in "
+                         "fp32"),
         *common(REGION, BACKWARD, STEP),
         Mistake("forward pass twice", edits={RETURN: "return loss_fn(model(inputs), targets)"},
-                told="the model ran twice in one step, which costs time, and moves batch norm's averages twice: call it once"),
+                feedback="the model ran twice in one step, which costs time, and moves batch norm's averages twice: call it "
+                         "once"),
         Mistake("never cleared", edits={CLEAR: "pass"},
-                told="the gradients are never cleared, so each step adds the old ones to the new: call `optimizer.zero_grad()`"),
+                feedback="the gradients are never cleared, so each step adds the old ones to the new: call "
+                         "`optimizer.zero_grad()`"),
         Mistake("cleared before the step", edits={BACKWARD: f"{BACKWARD}\n{CLEAR}", CLEAR: "pass"},
-                told="the gradients were gone when the optimizer stepped: if you clear them "
+                feedback="the gradients were gone when the optimizer stepped: if you clear them "
                 "between `backward()` and the "
                 "step, do it after the step instead"),
         Mistake("steps before backward", edits={BACKWARD: STEP, STEP: BACKWARD},
-                told="the optimizer stepped before `backward()`, when there were no gradients, "
+                feedback="the optimizer stepped before `backward()`, when there were no gradients, "
                 "so the weights never change: "
                 "call `backward()` first"),
         Mistake("one batch late", edits={BACKWARD: STEP, STEP: CLEAR, CLEAR: BACKWARD},
-                told="each step used the gradients of the batch before, and the first step none: "
+                feedback="each step used the gradients of the batch before, and the first step none: "
                 "call `backward()` first, "
                 "then the step, then `zero_grad()`"),
         Mistake("no backward", edits={BACKWARD: "pass"},
-                told="`backward()` never ran, so there were no gradients and the weights never "
+                feedback="`backward()` never ran, so there were no gradients and the weights never "
                 "change: call "
                 "`loss.backward()` after the region"),
         Mistake("no step", edits={STEP: "pass"},
-                told="the optimizer never stepped: call `optimizer.step()` after `backward()`"),
+                feedback="the optimizer never stepped: call `optimizer.step()` after `backward()`"),
         Mistake("fp16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                told="the forward pass ran in fp16: the card asks for bf16, "
+                feedback="the forward pass ran in fp16: the card asks for bf16, "
                 "`dtype=torch.bfloat16`"),
     ],
 )  # fmt: skip

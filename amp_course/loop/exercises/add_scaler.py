@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn
+from amp_course.checking import Case, Exercise, Mistake
 from amp_course.loop.exercises.add_autocast import ANOTHER, SAID, LoopScene, common
 
 add_scaler = Exercise(
@@ -38,7 +38,7 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, s
 SPECIAL = {2: ", whose loss overflows", 5: ", whose first gradient overflows", 7: ", whose last gradient overflows"}
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Take the same eight steps; then one of another training, whose scaler is another, too.
 
     Three overflow, one of them right after a growth, the others after a clean step that counts.
@@ -50,9 +50,9 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     scene.model[0].bias.requires_grad_(False)
     last = scene.model[2].get_parameter("bias")
     last.register_hook(lambda gradient: gradient * (torch.inf if scene.number == 7 else 1.0))
-    yield from scene.play(answer, scene.scaler, special=SPECIAL)
+    yield from scene.cases(answer, scene.scaler, special=SPECIAL)
     scene = LoopScene(random.Random(7), 1, scaler={"init_scale": 2.0**9})
-    yield from scene.play(answer, scene.scaler, training=ANOTHER)
+    yield from scene.cases(answer, scene.scaler, training=ANOTHER)
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
@@ -61,60 +61,68 @@ SCALE, STEP, UPDATE = "scaler.scale(loss).backward()", "scaler.step(optimizer)",
 RETURN, DIVIDED = "return loss.detach()", "return loss.detach() / scaler.get_scale()"
 
 add_scaler.judge_by(
-    right=right, play=play, tolerance=1e-4, said=SAID, mistakes=[
-        Mistake("no autocast", breaks="under fp16 autocast", edits={REGION: "if True:"},
-                told="the forward pass ran in fp32: put it into `with torch.autocast(inputs.device.type, dtype=torch.float16):`"),
+    right=right, cases=cases, tolerance=1e-4, said=SAID, mistakes=[
+        Mistake("no autocast", violates="under fp16 autocast", edits={REGION: "if True:"},
+                feedback="the forward pass ran in fp32: put it into `with torch.autocast(inputs.device.type, "
+                         "dtype=torch.float16):`"),
         Mistake("bf16", edits={REGION: "with torch.autocast(inputs.device.type, dtype=torch.bfloat16):"},
-                told="the forward pass ran in bf16, which is the CPU's default, too: write `dtype=torch.float16` in the region"),
+                feedback="the forward pass ran in bf16, which is the CPU's default, too: write `dtype=torch.float16` in the "
+                         "region"),
         *common(REGION, SCALE, STEP),
         Mistake("scaled loss not used", edits={SCALE: "scaler.scale(loss)\nloss.backward()"},
-                told="`backward()` ran on an unscaled loss, and `scaler.step` divides anyway: call it on `scaler.scale(loss)`"),
-        Mistake("scaler of its own", breaks="that is passed in", edits={SCALE: f"scaler = torch.amp.GradScaler('cpu')\n{SCALE}"},
-                told="the scaler that was passed in was never used, and the scale in your steps never changes: use `scaler`"),
+                feedback="`backward()` ran on an unscaled loss, and `scaler.step` divides anyway: call it on "
+                         "`scaler.scale(loss)`"),
+        Mistake("scaler of its own", violates="that is passed in",
+                edits={SCALE: f"scaler = torch.amp.GradScaler('cpu')\n{SCALE}"},
+                feedback="the scaler that was passed in was never used, and the scale in your steps never changes: use `scaler`"),
         Mistake("divides by hand too", edits={STEP: f"{EACH} p.grad /= scaler.get_scale()\n{STEP}"},
-                told="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
+                feedback="the gradients were divided by the scale twice: leave your own division out, `scaler.step` divides"),
         Mistake("no scaler at all",
                 edits={SCALE: "loss.backward()", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the scaler that was passed in was never used, so steps that overflow go "
+                feedback="the scaler that was passed in was never used, so steps that overflow go "
                 "into the weights: scale the "
                 "loss for `backward()`, then call `scaler.step(optimizer)` and `scaler.update()`"),
         Mistake("steps by hand", edits={STEP: "optimizer.step()"},
-                told="`scaler.update()` found no `scaler.step(optimizer)` before it: call that, "
+                feedback="`scaler.update()` found no `scaler.step(optimizer)` before it: call that, "
                 "not `optimizer.step()`. It divides by "
                 "the scale, and skips if it must"),
         Mistake("steps by hand, no update", edits={STEP: "optimizer.step()", UPDATE: "pass"},
-                told="`optimizer.step()` used gradients that were still multiplied by the scale, "
+                feedback="`optimizer.step()` used gradients that were still multiplied by the scale, "
                 "and would use inf too: call "
                 "`scaler.step(optimizer)` instead, which divides and skips, and then "
                 "`scaler.update()`"),
         Mistake("steps twice", edits={STEP: f"{STEP}\noptimizer.step()"},
-                told="there were two steps for one batch: `scaler.step(optimizer)` calls "
+                feedback="there were two steps for one batch: `scaler.step(optimizer)` calls "
                 "`optimizer.step()` itself, so "
                 "leave your own call out"),
         Mistake("steps before backward",
                 edits={SCALE: "scaled = scaler.scale(loss)", UPDATE: f"scaled.backward()\n{UPDATE}"},
-                told="`scaler.step(optimizer)` came before `backward()`, when there were no "
+                feedback="`scaler.step(optimizer)` came before `backward()`, when there were no "
                 "gradients to check: call "
                 "`backward()` on the scaled loss first"),
-        Mistake("unscales, own step", breaks="skip these steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                told="the step was not skipped, for `optimizer.step()` applies even NaN: call `scaler.step(optimizer)`"),
+        Mistake("unscales, own step", violates="skip these steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                feedback="the step was not skipped, for `optimizer.step()` applies even NaN: call `scaler.step(optimizer)`"),
         Mistake("overflow applied", edits={STEP: "scaler.unscale_(optimizer)\nif loss.isfinite():\n    optimizer.step()"},
-                told="a finite loss can have gradients that overflow, and these were applied: let `scaler.step` decide"),
+                feedback="a finite loss can have gradients that overflow, and these were applied: let `scaler.step` decide"),
         Mistake("cleared before the step", edits={STEP: f"optimizer.zero_grad()\n{STEP}"},
-                told="`scaler.step(optimizer)` found no gradients: if you clear them after `backward()`, do it after the step"),
+                feedback="`scaler.step(optimizer)` found no gradients: if you clear them after `backward()`, do it after the "
+                         "step"),
         Mistake("not cleared", edits={"optimizer.zero_grad()": "pass"},
-                told="gradients of an earlier step are still there, and new ones are added: call `zero_grad()` in every step"),
+                feedback="gradients of an earlier step are still there, and new ones are added: call `zero_grad()` in every "
+                         "step"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run after step 1: call it after every step, skipped or not"),
+                feedback="`scaler.update()` did not run after step 1: call it after every step, skipped or not"),
         Mistake("unscales after the step", edits={STEP: f"{STEP}\nscaler.unscale_(optimizer)"},
-                told="`scaler.unscale_` ran after `scaler.step`, which divides already: leave it out, or call it before that"),
+                feedback="`scaler.unscale_` ran after `scaler.step`, which divides already: leave it out, or call it before "
+                         "that"),
         Mistake("updates before the step", edits={STEP: f"scaler.unscale_(optimizer)\n{UPDATE}", UPDATE: STEP},
-                told="`update()` came before the step, so the scaler forgot that it had divided, and did it again: call it last"),
+                feedback="`update()` came before the step, so the scaler forgot that it had divided, and did it again: call it "
+                         "last"),
         Mistake("leaves early and keeps the scale", edits={SCALE: f"if not loss.isfinite():\n    return loss\n{SCALE}"},
-                told="the scaler never heard of a loss that is not finite: give it every loss, or its scale stays too large"),
+                feedback="the scaler never heard of a loss that is not finite: give it every loss, or its scale stays too large"),
         Mistake("returns the scaled loss", edits={SCALE: "loss = scaler.scale(loss)\nloss.backward()"},
-                told="the loss that you return is the scaled one, good for `backward()` only: return the loss itself"),
+                feedback="the loss that you return is the scaled one, good for `backward()` only: return the loss itself"),
         Mistake("divides by the new scale", edits={SCALE: "(loss := scaler.scale(loss)).backward()", RETURN: DIVIDED},
-                told="you divide the scaled loss by the scale after `update()`, which may change it: return the loss itself"),
+                feedback="you divide the scaled loss by the scale after `update()`, which may change it: return the loss itself"),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, read_dict, read_number
+from amp_course.checking import Case, Exercise, Mistake, read_dict, read_number
 
 count_bytes = Exercise(
     chapter="loop", name="count_bytes", number=5, title="Predict the bytes per parameter", difficulty=2, importance=4, minutes=5,
@@ -25,10 +25,10 @@ IN = {"fp32": "bytes in fp32", "amp": "bytes under AMP", "half": "bytes in the c
 SAID = "{{got}} is not the number of {}: add up weight, gradient and Adam's two averages, in their dtypes"
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Read three numbers, one after the other."""
     got = read_dict(answer, right, subject="`count_bytes` is")
-    yield Turn("", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()})
+    yield Case("", {at: read_number(got[key], "", f"the number of {at} is") for key, at in IN.items()})
 
 
 def _bytes(*numbers: float) -> dict[str, float]:
@@ -37,32 +37,33 @@ def _bytes(*numbers: float) -> dict[str, float]:
 
 
 count_bytes.judge_by(
-    right=right, play=play, said={at: SAID.format(at) for at in IN.values()}, mistakes=[
-        Mistake("fp32: the weight alone", breaks="its gradient included", answer=_bytes(4),
-                told="4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages take 4 each"),
+    right=right, cases=cases, said={at: SAID.format(at) for at in IN.values()}, mistakes=[
+        Mistake("fp32: the weight alone", violates="its gradient included", answer=_bytes(4),
+                feedback="4 bytes in fp32 hold only one number: the weight, its gradient and Adam's two averages take 4 each"),
         Mistake("fp32: three numbers", answer=_bytes(12),
-                told="12 bytes in fp32 hold three numbers, and there are four: weight, gradient "
+                feedback="12 bytes in fp32 hold three numbers, and there are four: weight, gradient "
                 "and Adam's two averages"),
         Mistake("fp32: two numbers", answer=_bytes(8),
-                told="8 bytes in fp32 hold two numbers, and there are four: weight, gradient and "
+                feedback="8 bytes in fp32 hold two numbers, and there are four: weight, gradient and "
                 "Adam's two averages"),
-        Mistake("AMP halves everything", breaks="under AMP", answer=_bytes(16, 8),
-                told="8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's averages stay fp32"),
+        Mistake("AMP halves everything", violates="under AMP", answer=_bytes(16, 8),
+                feedback="8 bytes would be four numbers of 16 bits: under AMP, weights, gradients and Adam's averages stay fp32"),
         Mistake("AMP: two of four in fp32", answer=_bytes(16, 12),
-                told="12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both averages stay fp32"),
+                feedback="12 bytes under AMP would put two of the four into 16 bits: weight, gradient and both averages stay "
+                         "fp32"),
         Mistake("AMP: only the weight in fp32", answer=_bytes(16, 10),
-                told="10 bytes under AMP would put three of the four into 16 bits: weight, "
+                feedback="10 bytes under AMP would put three of the four into 16 bits: weight, "
                 "gradient and both averages stay fp32"),
-        Mistake("AMP: copies kept", breaks="between two steps", answer=_bytes(16, 18),
-                told="18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the backward pass"),
+        Mistake("AMP: copies kept", violates="between two steps", answer=_bytes(16, 18),
+                feedback="18 bytes are 2 too many. If they are the weight's 16-bit copy: that is gone after the backward pass"),
         Mistake("half: two of four in fp32", answer=_bytes(16, 16, 12),
-                told="12 bytes would keep two of the four in fp32. Gradients and Adam's averages "
+                feedback="12 bytes would keep two of the four in fp32. Gradients and Adam's averages "
                 "take the dtype of their "
                 "parameters, so all four take 2 bytes each"),
         Mistake("half: two numbers", answer=_bytes(16, 16, 4),
-                told="4 bytes hold two numbers of 16 bits, and there are four: weight, gradient "
+                feedback="4 bytes hold two numbers of 16 bits, and there are four: weight, gradient "
                 "and Adam's two averages"),
-        Mistake("half: as in fp32", breaks="converted by `.half()` or `.bfloat16()`", answer=_bytes(16, 16, 16),
-                told="16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take 2 bytes each"),
+        Mistake("half: as in fp32", violates="converted by `.half()` or `.bfloat16()`", answer=_bytes(16, 16, 16),
+                feedback="16 bytes would be as in fp32, and a converted model keeps nothing in fp32: all four take 2 bytes each"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, show_value
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, show_value
 from amp_course.watching.scene import flat
 
 evaluate_right = Exercise(
@@ -48,7 +48,7 @@ FOUND = {  # the model's mode, the layers in the other one, how many predictions
 }
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Evaluate three models, found in different modes; the second is mostly wrong."""
     generator, before = torch.Generator().manual_seed(6), list[tuple[int, ...]]()
     for case, (was_training, others, hits) in FOUND.items():
@@ -65,9 +65,9 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         named = [(f"layer “{name}”" if name else "the model itself", one) for name, one in model.named_modules()]
         left = {name: one for name, one in named if one.training != found.get(one)}
         before.append(hits)
-        yield Turn(case, {
+        yield Case(case, {
             "whether the model ran": "yes" if seen else "no",
-            **{facet: " in some layers, ".join(sorted(got)) + " in others" * (len(got) > 1) for facet, got in seen.items()},
+            **{output: " in some layers, ".join(sorted(got)) + " in others" * (len(got) > 1) for output, got in seen.items()},
             "the state of the model afterwards": [flat(model.state_dict().values()), repr(model)],
             "`requires_grad` of the parameters afterwards": [one.requires_grad for one in model.parameters()],
             "the calls that the accuracy is of": _of_which_calls(accuracy, hits, before),
@@ -122,7 +122,7 @@ BOTH = "with torch.inference_mode(), torch.autocast(batches[0][0].device.type, d
 HIT, COUNT = "hits += (model(inputs).argmax(dim=-1) == targets).sum().item()", "count += len(targets)"
 
 evaluate_right.judge_by(
-    right=right, play=play, tolerance=1e-5, said={
+    right=right, cases=cases, tolerance=1e-5, said={
         "the state of the model afterwards": "your code changed weights, buffers or settings of the model: leave all as it was",
         "`requires_grad` of the parameters afterwards": "your code changed `requires_grad` of parameters: leave it as it was",
         "whether the model ran": "{case}, the model never ran: compute the accuracy again in each "
@@ -134,39 +134,43 @@ evaluate_right.judge_by(
         "and so is a global)",
         "the modes that you leave": "{case}, your code left these in another mode: {got}",
     }, mistakes=[
-        Mistake("no eval()", breaks="in eval mode", edits={EVAL: "pass"},
-                told="dropout and batch norm ran as in training: call `model.eval()` first, which reaches every layer"),
+        Mistake("no eval()", violates="in eval mode", edits={EVAL: "pass"},
+                feedback="dropout and batch norm ran as in training: call `model.eval()` first, which reaches every layer"),
         Mistake("converts the weights", edits={EVAL: "model.bfloat16().eval()", HIT: HIT.replace("inputs", "inputs.bfloat16()")},
-                told="the weights were converted to another dtype: leave that out. Autocast casts copies and keeps them fp32"),
-        Mistake("no autocast", breaks="under bf16 autocast", edits={BOTH: "with torch.inference_mode():"},
-                told="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
-        Mistake("records graphs", breaks="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
-                told="gradients were on, so autograd recorded the evaluation: run it in "
+                feedback="the weights were converted to another dtype: leave that out. Autocast casts copies and keeps them "
+                         "fp32"),
+        Mistake("no autocast", violates="under bf16 autocast", edits={BOTH: "with torch.inference_mode():"},
+                feedback="the model ran in fp32: call it under `torch.autocast(inputs.device.type, dtype=torch.bfloat16)`"),
+        Mistake("records graphs", violates="in inference mode", edits={BOTH: BOTH.replace("torch.inference_mode(), ", "")},
+                feedback="gradients were on, so autograd recorded the evaluation: run it in "
                 "`torch.inference_mode()`"),
         Mistake("mean of accuracies", edits={HIT: HIT.replace(".sum()", ".float().mean()"), COUNT: "count += 1"},
-                told="the small last batch got as much weight as a full one: add up the right answers and divide once"),
+                feedback="the small last batch got as much weight as a full one: add up the right answers and divide once"),
         Mistake("all batches as large as the first", edits={COUNT: "count += len(batches[0][1])"},
-                told="not every batch is as large as the first, and the last one is smaller: add up `len(targets)`"),
+                feedback="not every batch is as large as the first, and the last one is smaller: add up `len(targets)`"),
         Mistake("only the first batch", edits={COUNT: f"{COUNT}\nbreak"},
-                told="this is the accuracy of the first batch: go through all of them before you return"),
+                feedback="this is the accuracy of the first batch: go through all of them before you return"),
         Mistake("only the last batch", edits={HIT: HIT.replace("+=", "="), COUNT: "count = len(targets)"},
-                told="this is the accuracy of the last batch: add up over all of them"),
+                feedback="this is the accuracy of the last batch: add up over all of them"),
         Mistake("not divided", edits={RETURN: "return hits"},
-                told="this is the number of right answers: divide it by the number of all targets"),
+                feedback="this is the number of right answers: divide it by the number of all targets"),
         Mistake("integer division", edits={RETURN: "return hits // count"},
-                told="your accuracy is always 0: if you divide by `//`, use `/`; else see whether you compare predicted classes"),
-        Mistake("percent", breaks="from 0 to 1", edits={RETURN: "return 100 * hits / count"},
-                told="your accuracy is in percent: the card asks for a share, from 0 to 1"),
+                feedback="your accuracy is always 0: if you divide by `//`, use `/`; else see whether you compare predicted "
+                         "classes"),
+        Mistake("percent", violates="from 0 to 1", edits={RETURN: "return 100 * hits / count"},
+                feedback="your accuracy is in percent: the card asks for a share, from 0 to 1"),
         Mistake("share of wrong answers", edits={RETURN: "return 1 - hits / count"},
-                told="this is the share of wrong predictions: the accuracy is the share of right ones"),
-        Mistake("left in eval mode", breaks="as you found them", edits={RESTORE: "pass"},
-                told="the next epoch would train in eval mode: remember every layer's mode before `eval()`, and put them back"),
+                feedback="this is the share of wrong predictions: the accuracy is the share of right ones"),
+        Mistake("left in eval mode", violates="as you found them", edits={RESTORE: "pass"},
+                feedback="the next epoch would train in eval mode: remember every layer's mode before `eval()`, and put them "
+                         "back"),
         Mistake("always back to train mode", edits={RESTORE: "model.train()"},
-                told="the model was in eval mode and is now in train mode: remember every layer's mode, and put it back"),
-        Mistake("only the root put back", breaks="and all its layers", edits={RESTORE: "model.training = modes[model]"},
-                told="the model itself has its old mode, and its layers are in eval mode: put back each of `model.modules()`"),
-        Mistake("one mode for all layers", breaks="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
-                told="every layer was left in the mode of the model itself, and a layer may have "
+                feedback="the model was in eval mode and is now in train mode: remember every layer's mode, and put it back"),
+        Mistake("only the root put back", violates="and all its layers", edits={RESTORE: "model.training = modes[model]"},
+                feedback="the model itself has its old mode, and its layers are in eval mode: put back each of "
+                         "`model.modules()`"),
+        Mistake("one mode for all layers", violates="each in its own mode", edits={RESTORE: "model.train(modes[model])"},
+                feedback="every layer was left in the mode of the model itself, and a layer may have "
                 "another (`train(…)` sets all "
                 "the children, too): put back `training` of each layer"),
     ],

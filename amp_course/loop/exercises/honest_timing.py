@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 
 honest_timing = Exercise(
     chapter="loop", name="honest_timing", number=1, title="Time a step honestly", difficulty=2, importance=5, minutes=10,
@@ -77,7 +77,7 @@ def right(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int,
     return statistics.median(samples)
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Time slow warm-up steps, a hiccup and times that all differ; batches load slowly or fast."""
     for warmup, load, times in CASES:
         pace = draw.uniform(0.006, 0.008)
@@ -86,11 +86,11 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         calls = machine.step, machine.next_batch, machine.synchronize, machine.clock
         case = f"with warmup={warmup} and repeats={len(times)}{'' if warmup else ', on a device that is busy at the start'}"
         seconds = read_number(call_answer(answer, case, *calls, warmup, len(times)), case)
-        yield Turn(case, {
+        yield Case(case, {
             "the clock that you read": "`clock()`" if machine.looks else "another",
             "the number of steps that ran": machine.steps,
             "your time in seconds": seconds,
-        }, clues={"seconds": seconds} if machine.looks else {})  # fmt: skip
+        }, evidence={"seconds": seconds} if machine.looks else {})  # fmt: skip
 
 
 def _around_all(step: Any, next_batch: Any, synchronize: Any, clock: Any, warmup: int, repeats: int) -> float:
@@ -110,35 +110,37 @@ RETURN = "return statistics.median(samples)"
 SAID = {"the clock that you read": "`clock()` was never read: use the `clock` that you are given, this machine's own"}
 
 honest_timing.judge_by(
-    right=right, play=play, tolerance=2e-3, said=SAID, mistakes=[
-        Mistake("no warm-up", breaks="Run `warmup` steps first", edits={WARM: "for _ in range(0):"},
-                told="the first steps are in your measurement, and they are slow: run `warmup` steps before the clock starts"),
-        Mistake("clock stopped too early", breaks="a device that works through a queue", edits={DONE: "pass"},
-                told="the clock stopped before the work was done, since `step` only queues it: "
+    right=right, cases=cases, tolerance=2e-3, said=SAID, mistakes=[
+        Mistake("no warm-up", violates="Run `warmup` steps first", edits={WARM: "for _ in range(0):"},
+                feedback="the first steps are in your measurement, and they are slow: run `warmup` steps before the clock "
+                         "starts"),
+        Mistake("clock stopped too early", violates="a device that works through a queue", edits={DONE: "pass"},
+                feedback="the clock stopped before the work was done, since `step` only queues it: "
                 "call `synchronize()` after it"),
-        Mistake("clock started on a busy device", breaks="any work still in the queue", edits={IDLE: "pass"},
-                told="the clock started with earlier work still in the queue: call `synchronize()` before `start = clock()`"),
+        Mistake("clock started on a busy device", violates="any work still in the queue", edits={IDLE: "pass"},
+                feedback="the clock started with earlier work still in the queue: call `synchronize()` before `start = clock()`"),
         Mistake("busy without warm-up", edits={IDLE: f"if warmup:\n    {IDLE}"},
-                told="without warm-up steps, the clock started on a busy device: call `synchronize()` first in any case"),
-        Mistake("loading timed", breaks="leave out the loading of batches", edits={LOAD: "pass", STEP: "step(next_batch())"},
-                told="loading the batch is in your measurement: call `next_batch()` before you read the clock"),
+                feedback="without warm-up steps, the clock started on a busy device: call `synchronize()` first in any case"),
+        Mistake("loading timed", violates="leave out the loading of batches", edits={LOAD: "pass", STEP: "step(next_batch())"},
+                feedback="loading the batch is in your measurement: call `next_batch()` before you read the clock"),
         Mistake("one clock around all steps", answer=_around_all,
-                told="this is the time of all steps together, loading included, divided by their "
+                feedback="this is the time of all steps together, loading included, divided by their "
                 "number: take one sample for "
                 "each step, with the batch loaded before the clock starts, and return the median"),
         Mistake("warm-up among the samples", edits={WARM: "for _ in range(0):", REPEAT: "for _ in range(warmup + repeats):"},
-                told="the warm-up steps are among your samples: take samples only of the `repeats` steps after them"),
-        Mistake("mean instead of median", breaks="the median time", edits={RETURN: "return statistics.mean(samples)"},
-                told="the operating system interrupted one step for 250 ms, and the mean shows it: take the median"),
-        Mistake("milliseconds", breaks="in seconds", edits={RETURN: "return 1000 * statistics.median(samples)"},
-                told="this is the time in milliseconds, and the card asks for seconds"),
+                feedback="the warm-up steps are among your samples: take samples only of the `repeats` steps after them"),
+        Mistake("mean instead of median", violates="the median time", edits={RETURN: "return statistics.mean(samples)"},
+                feedback="the operating system interrupted one step for 250 ms, and the mean shows it: take the median"),
+        Mistake("milliseconds", violates="in seconds", edits={RETURN: "return 1000 * statistics.median(samples)"},
+                feedback="this is the time in milliseconds, and the card asks for seconds"),
         Mistake("one sample too few", edits={RETURN: "return statistics.median(samples[1:])"},
-                told="this is the median without the first step after the warm-up, the first of the `repeats` that count"),
+                feedback="this is the median without the first step after the warm-up, the first of the `repeats` that count"),
         Mistake("the upper of two", edits={RETURN: "return statistics.median_high(samples)"},
-                told="the median of 6 samples is the mean of the middle two, and this is the larger one"),
+                feedback="the median of 6 samples is the mean of the middle two, and this is the larger one"),
         Mistake("the lower of two", edits={RETURN: "return statistics.median_low(samples)"},
-                told="of 6 samples, the median is the mean of the middle two: this is the smaller, which `torch.median` gives"),
+                feedback="of 6 samples, the median is the mean of the middle two: this is the smaller, which `torch.median` "
+                         "gives"),
         Mistake("the fastest step", edits={RETURN: "return min(samples)"},
-                told="this is the time of the fastest step, as `timeit` suggests: the card asks for the median"),
+                feedback="this is the time of the fastest step, as `timeit` suggests: the card asks for the median"),
     ],
 )  # fmt: skip

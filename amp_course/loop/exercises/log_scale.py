@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, read_number, read_pair
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_bool, read_number, read_pair
 from amp_course.loop.exercises.add_autocast import COUNT, SAID
 from amp_course.watching.scene import flat
 
@@ -46,7 +46,7 @@ GRADIENTS = {
 }  # fmt: skip
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Take steps from weights of 1, of four parameters in two groups; the last has no gradient."""
     for number, (what, gradients) in enumerate(GRADIENTS.items(), 1):
         case = f"at step {number}, {what}"
@@ -64,7 +64,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 other = LARGE if gradient == LARGE else draw.random() * (gradient != 0.0)
                 parameter.grad = scaler.get_scale() * torch.tensor([other, gradient])
         scale, skipped = read_pair(call_answer(answer, case, scaler, optimizer), case, "the pair (scale, skipped)")
-        yield Turn(case, {
+        yield Case(case, {
             "the vector of weights after the step": flat(parameters),
             LEFT: sum(parameter.grad is not None for parameter in parameters),
             "the scale for the next step": scaler.get_scale(), COUNT: scaler._get_growth_tracker(),
@@ -91,34 +91,36 @@ PARTS = {  # an own test for overflow looks only at → the test
 }  # fmt: skip
 
 log_scale.judge_by(
-    right=right, play=play, said={COUNT: SAID[COUNT], LEFT: CLEARED}, mistakes=[
+    right=right, cases=cases, said={COUNT: SAID[COUNT], LEFT: CLEARED}, mistakes=[
         Mistake("scale read after the update", edits={RETURN: RETURN.replace("used,", "scaler.get_scale(),")},
-                told="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in place)"),
+                feedback="that is the next step's scale: call `get_scale()` before the update (`scaler._scale` changes in "
+                         "place)"),
         Mistake("any change is a skip", edits={RETURN: RETURN.replace("<", "!=")},
-                told="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
+                feedback="this step was taken, and then the scale grew: only a scale that became smaller means a skip"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run, so the scale never changes: call it after "
+                feedback="`scaler.update()` did not run, so the scale never changes: call it after "
                 "the step"),
         Mistake("an unchanged scale is a skip", edits={RETURN: RETURN.replace("<", "<=")},
-                told="this step was taken, and the scale stayed as it was: only a scale that "
+                feedback="this step was taken, and the scale stayed as it was: only a scale that "
                 "became smaller means a skip"),
         Mistake("always skipped", edits={STEP: f"skipped = {STEP} is None", RETURN: "return used, skipped"},
-                told="“skipped” is True at every step: compare the scale before and after "
+                feedback="“skipped” is True at every step: compare the scale before and after "
                 "`update()`, for only a skip makes it smaller"),
-        Mistake("whether the step was taken", breaks="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
-                told="your second value is True when the step was taken: the card asks for the opposite"),
+        Mistake("whether the step was taken", violates="whether the step was skipped", edits={RETURN: RETURN.replace("<", ">=")},
+                feedback="your second value is True when the step was taken: the card asks for the opposite"),
         Mistake("never skipped", edits={RETURN: "return used, False"},
-                told="“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor (not just by 0.5)"),
+                feedback="“skipped” misses a skip: see if `update()` made the scale smaller, by whatever factor (not just by "
+                         "0.5)"),
         Mistake("looks for inf only", edits={RETURN: f"{DECIDE}any(g.isinf().any() for g in grads)"},
-                told="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
+                feedback="NaN makes the scaler skip, too, not just inf: `isfinite` finds both"),
         *[Mistake(f"looks at {part} only", edits={RETURN: f"{DECIDE}{test}"},
-                  told="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
+                  feedback="your test missed a number that is not finite: one in any gradient of any group makes the scaler skip")
           for part, test in PARTS.items()],
         Mistake("looks at the norm", edits={RETURN: f"{DECIDE}not torch.nn.utils.get_total_norm(grads).isfinite()"},
-                told="this step was taken, for each gradient is finite, even where their norm, "
+                feedback="this step was taken, for each gradient is finite, even where their norm, "
                 "their sum or an fp16 copy of them is "
                 "not: compare the scale before and after `update()`"),
-        Mistake("steps by hand", breaks="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                told="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
+        Mistake("steps by hand", violates="it does both", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
+                feedback="the step was not skipped, for `optimizer.step()` applies even inf: call `scaler.step(optimizer)`"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.checking import Case, Exercise, Mistake, call_answer
 from amp_course.watching.scene import Scene, flat
 
 accumulate = Exercise(
@@ -52,7 +52,7 @@ PASSES = (  # first and last batch, `every`, max_norm, case
 )
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Make the passes. The scale is small, so that unscaled gradients show if they are left in the next sum."""
     for first, end, every, limit, case in PASSES:
         if case == PASSES[0][-1] or "another" in case:
@@ -61,10 +61,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         with scene.watch() as update:
             arguments = scene.model, sized[first:end], scene.loss_fn, scene.optimizer, scene.scaler, every, limit
             call_answer(answer, case, *arguments)
-        facets = scene.facets(update) | {"the gradient at the step": [*used]}
-        facets["the number of forward passes"] = len(scene.layer_dtypes)
-        clues = {"gradients": [*used]} if limit > 1 else {}  # the last pass may begin with what an earlier one left
-        yield Turn(case, facets, clues=clues)
+        outputs = scene.outputs(update) | {"the gradient at the step": [*used]}
+        outputs["the number of forward passes"] = len(scene.layer_dtypes)
+        evidence = {"gradients": [*used]} if limit > 1 else {}  # the last pass may begin with what an earlier one left
+        yield Case(case, outputs, evidence=evidence)
 
 
 def _training(draw: random.Random) -> tuple[Scene, list[Any], list[torch.Tensor]]:
@@ -110,68 +110,76 @@ SAID = {
 }
 
 accumulate.judge_by(
-    right=right, play=play, tolerance=1e-2, said=SAID, mistakes=[
+    right=right, cases=cases, tolerance=1e-2, said=SAID, mistakes=[
         Mistake("one region around all", answer=torch.autocast("cpu", dtype=torch.float16)(right),
-                told="one region is around several updates, and its cache keeps old fp16 weights: open one for each micro-batch"),
+                feedback="one region is around several updates, and its cache keeps old fp16 weights: open one for each "
+                         "micro-batch"),
         Mistake("backward inside the region", edits={SCALE: f"{REGION}\n    {SCALE}"},
-                told="`backward()` ran inside the autocast region: end the `with` block after the loss"),
-        Mistake("one large batch", breaks="each with a forward pass of its own",
+                feedback="`backward()` ran inside the autocast region: end the `with` block after the loss"),
+        Mistake("one large batch", violates="each with a forward pass of its own",
                 edits={ROWS: f"{ROWS}\ngroup = [tuple(map(torch.cat, zip(*group, strict=True)))]"},
-                told="a group ran as one large batch, which needs the memory that accumulation saves: one pass per micro-batch"),
-        Mistake("updates each micro-batch", breaks="Each group of `every` micro-batches makes one update",
+                feedback="a group ran as one large batch, which needs the memory that accumulation saves: one pass per "
+                         "micro-batch"),
+        Mistake("updates each micro-batch", violates="Each group of `every` micro-batches makes one update",
                 edits={LOOP: "for start in range(len(batches)):", ROWS: "group, rows = batches[start : start + 1], every",
                        SCALE: "scaler.scale(loss / every).backward()"},
-                told="the optimizer stepped after every micro-batch: step once per group, after its last `backward()`"),
-        Mistake("mean of means", breaks="the mean gradient of all its rows",
+                feedback="the optimizer stepped after every micro-batch: step once per group, after its last `backward()`"),
+        Mistake("mean of means", violates="the mean gradient of all its rows",
                 edits={SCALE: "scaler.scale(loss / len(group)).backward()"},
-                told="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / rows`"),
+                feedback="that is the mean over micro-batches, as if all had one size: weight each loss by `len(targets) / "
+                         "rows`"),
         Mistake("divides by every", edits={SCALE: "scaler.scale(loss / every).backward()"},
-                told="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / rows`"),
+                feedback="each micro-batch has the weight `1 / every`, whatever its size: weight its loss by `len(targets) / "
+                         "rows`"),
         Mistake("the usual loop", answer=_usual_loop,
-                told="each micro-batch has the weight `1 / every`, whatever its size, and the "
+                feedback="each micro-batch has the weight `1 / every`, whatever its size, and the "
                 "short last group makes no update: "
                 "weight each loss by `len(targets) / rows` of its group, and update after the "
                 "last micro-batch, too"),
         Mistake("rows of the whole pass", edits={ROWS: ROWS.replace("group)", "batches)")},
-                told="each loss was divided by the rows of the whole pass: divide by those of "
+                feedback="each loss was divided by the rows of the whole pass: divide by those of "
                 "its own group"),
         Mistake("leaves out what overflows",
-                breaks="If a micro-batch overflows, its group is skipped",
+                violates="If a micro-batch overflows, its group is skipped",
                 edits={SCALE: f"if loss.isfinite():\n    {SCALE}"},
-                told="a micro-batch that overflowed was left out, and its group stepped without "
+                feedback="a micro-batch that overflowed was left out, and its group stepped without "
                 "it: call `backward()` on every "
                 "loss, and let the scaler skip the step"),
         Mistake("sum of means", edits={SCALE: "scaler.scale(loss).backward()"},
-                told="the gradients are the sum over the micro-batches: weight each loss by its share, `len(targets) / rows`"),
-        Mistake("drops the tail", breaks="The last group may be short",
+                feedback="the gradients are the sum over the micro-batches: weight each loss by its share, `len(targets) / "
+                         "rows`"),
+        Mistake("drops the tail", violates="The last group may be short",
                 edits={LOOP: "for start in range(0, len(batches) // every * every, every):"},
-                told="the short last group made no update: update after the last micro-batch, too"),
+                feedback="the short last group made no update: update after the last micro-batch, too"),
         Mistake("clears inside the group", edits={SCALE: f"optimizer.zero_grad()\n{SCALE}"},
-                told="only the group's last micro-batch is left at the step: call `backward()` on each, and then clear once"),
+                feedback="only the group's last micro-batch is left at the step: call `backward()` on each, and then clear once"),
         Mistake("clips before unscaling", edits={UNSCALE: CLIP, CLIP: UNSCALE},
-                told="the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and only once"),
-        Mistake("clips inside the group", breaks="clipped once",
+                feedback="the gradient was cut to `max_norm` divided by the scale: unscale it before clipping, and only once"),
+        Mistake("clips inside the group", violates="clipped once",
                 edits={SCALE: f"{SCALE}\nclip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())"},
-                told="you clipped after every micro-batch, which changes their shares in the sum: clip once, after the last"),
+                feedback="you clipped after every micro-batch, which changes their shares in the sum: clip once, after the last"),
         Mistake("no clipping", edits={CLIP: "pass"},
-                told="the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` and the step"),
+                feedback="the gradient was not clipped to `max_norm`: call `clip_grad_norm_` between `unscale_` and the step"),
         Mistake("clips values", edits={CLIP: "nn.utils.clip_grad_value_(model.parameters(), max_norm)"},
-                told="each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by `clip_grad_norm_`"),
+                feedback="each element was cut to `max_norm`, which turns the gradient: scale it as a whole, by "
+                         "`clip_grad_norm_`"),
         Mistake("clips each parameter", edits={CLIP: "[clip_grad_norm_(p, max_norm) for p in model.parameters()]"},
-                told="each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for all parameters"),
+                feedback="each parameter's gradient was clipped by its own norm: call `clip_grad_norm_` once, for all "
+                         "parameters"),
         Mistake("tail not cleared", edits={CLEAR: "if len(group) == every:\n    optimizer.zero_grad()"},
-                told="the short last group's gradients were kept, and are in the next pass's sum: clear after every group"),
+                feedback="the short last group's gradients were kept, and are in the next pass's sum: clear after every group"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after each update"),
+                feedback="the gradients of earlier groups are still in the sum: call `optimizer.zero_grad()` after each update"),
         Mistake("clears only after a step",
                 edits={UPDATE: f"old = scaler.get_scale()\n{UPDATE}", CLEAR: f"if scaler.get_scale() >= old:\n    {CLEAR}"},
-                told="the skipped group's gradients were kept, and their NaN stays for good: clear after every group"),
-        Mistake("steps by hand", breaks="its group is skipped", edits={STEP: "optimizer.step()"},
-                told="the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips such a step"),
-        Mistake("loss not scaled", breaks="with a scaler",
+                feedback="the skipped group's gradients were kept, and their NaN stays for good: clear after every group"),
+        Mistake("steps by hand", violates="its group is skipped", edits={STEP: "optimizer.step()"},
+                feedback="the optimizer applied the NaN of an overflow: call `scaler.step(optimizer)`, which skips such a step"),
+        Mistake("loss not scaled", violates="with a scaler",
                 edits={SCALE: "scaler.scale(loss)\n(loss * len(targets) / rows).backward()"},
-                told="the gradient was divided by the scale once too often: scale each loss, and let only `unscale_` divide"),
-        Mistake("no update", breaks="the scale falls", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run between two groups: call it once per group, after `scaler.step(optimizer)`"),
+                feedback="the gradient was divided by the scale once too often: scale each loss, and let only `unscale_` divide"),
+        Mistake("no update", violates="the scale falls", edits={UPDATE: "pass"},
+                feedback="`scaler.update()` did not run between two groups: call it once per group, after "
+                         "`scaler.step(optimizer)`"),
     ],
 )  # fmt: skip

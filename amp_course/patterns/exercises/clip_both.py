@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Training
 from amp_course.watching.scene import flat
@@ -60,7 +60,7 @@ TURNS = (  # the case; `max_norm` as a share of the norm; a number for one gradi
 LARGE = 1e20  # its square is beyond float32
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Make steps on gradients of a known norm, in several groups; one parameter has no gradient."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for number, (what, share, planted, place) in enumerate(TURNS, 1):
@@ -77,7 +77,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         value = read_number(got, case)
         finite = math.isfinite(planted)  # clipping by an inf norm gives zeros, too
         cleared = sum(w.grad is None or (finite and not w.grad.any()) for w in weights)
-        yield Turn(case, {
+        yield Case(case, {
             "the number of steps of the two optimizers": [len(own) for own in gradients],
             "the gradient at the first optimizer's step": gradients[0],
             "the gradient at the second optimizer's step": gradients[1],
@@ -96,7 +96,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     kept = not used or (
         clipped and math.isfinite(value)
     )  # a norm that is computed in float64 is finite, and may be used
-    yield Turn(case, {STEPPED: "none, or both, clipped" if kept else "some"})
+    yield Case(case, {STEPPED: "none, or both, clipped" if kept else "some"})
 
 
 def _training(
@@ -124,72 +124,78 @@ UNSCALES_LATE = f"{CLIP}\nfor one in optimizers:\n    scaler.unscale_(one)"
 SCALED = "the gradients were still scaled when you clipped them: call `scaler.unscale_` for both optimizers first"
 
 clip_both.judge_by(
-    right=right, play=play, tolerance=1e-4, said={
+    right=right, cases=cases, tolerance=1e-4, said={
         STEPPED: "{case}, an optimizer stepped anyway, with gradients that the clipping "
         "had made 0 or left as they were: "
         "decide by the norm that you clip by, not by the gradients alone",
     }, mistakes=[
         Mistake("tests the gradients, not the norm",
-                breaks="even where each gradient is finite and only their norm is not",
+                violates="even where each gradient is finite and only their norm is not",
                 edits={CLIP: f"good = all(p.grad.isfinite().all() for p in parameters)\n{CLIP}",
                        IF: "if good:"},
-                told="an optimizer stepped where each gradient is finite and only their norm is "
+                feedback="an optimizer stepped where each gradient is finite and only their norm is "
                 "inf (`clip_grad_norm_` makes them "
                 "all 0 then, and momentum still moves the weights): test the norm, and step only "
                 "if it is finite"),
-        Mistake("poisons the clean one", breaks="If it is not finite, neither optimizer may step", edits={IF: "if True:"},
-                told="an optimizer stepped although the norm was not finite, with gradients that "
+        Mistake("poisons the clean one", violates="If it is not finite, neither optimizer may step", edits={IF: "if True:"},
+                feedback="an optimizer stepped although the norm was not finite, with gradients that "
                 "clipping by it had made NaN or 0: "
                 "test the norm, and if it is not finite, leave out both steps"),
         Mistake("tests for NaN only", edits={IF: "if not norm.isnan():"},
-                told="a norm of NaN was handled, and with a norm of inf an optimizer stepped on "
+                feedback="a norm of NaN was handled, and with a norm of inf an optimizer stepped on "
                 "gradients that clipping had "
                 "made 0: step only if `norm.isfinite()`"),
         Mistake("steps by hand", edits={IF: "if True:", STEP: "one.step()"},
-                told="both optimizers stepped although the norm was not finite, even the one "
+                feedback="both optimizers stepped although the norm was not finite, even the one "
                 "whose own gradients hold the NaN or "
                 "inf: test the norm, and if it is not finite, leave out both steps"),
         Mistake("unscales the first only",
                 edits={UNSCALE: "if optimizer is optimizers[0]:\n    scaler.unscale_(optimizer)"},
-                told="the second optimizer's gradients were still scaled when you took the norm: "
+                feedback="the second optimizer's gradients were still scaled when you took the norm: "
                 "call `scaler.unscale_` for "
                 "both optimizers first"),
         Mistake("each on its own", edits={CLIP: OWN_NORMS, IF: "if True:"},
-                told="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or none"),
-        Mistake("each clipped apart", breaks="by their common norm", edits={CLIP: OWN_NORMS},
-                told="each optimizer was clipped by its own norm: take one norm over all gradients, and one factor for both"),
-        Mistake("clips the first only", breaks="all gradients of both optimizers",
+                feedback="each optimizer was clipped by its own norm, and steps without the other: take one norm, step both or "
+                         "none"),
+        Mistake("each clipped apart", violates="by their common norm", edits={CLIP: OWN_NORMS},
+                feedback="each optimizer was clipped by its own norm: take one norm over all gradients, and one factor for both"),
+        Mistake("clips the first only", violates="all gradients of both optimizers",
                 edits={GROUPS: "groups = optimizers[0].param_groups"},
-                told="the first optimizer's gradients were clipped by their own norm, and the "
+                feedback="the first optimizer's gradients were clipped by their own norm, and the "
                 "second's not at all: clip all of them by "
                 "the norm of all (a generator of parameters is used up after one pass)"),
         Mistake("first groups only", edits={GROUPS: "groups = [optimizer.param_groups[0] for optimizer in optimizers]"},
-                told="you clipped only `param_groups[0]` of each optimizer: an optimizer may have more groups, so loop over all"),
-        Mistake("zeros for None", breaks="A parameter may have no gradient",
+                feedback="you clipped only `param_groups[0]` of each optimizer: an optimizer may have more groups, so loop over "
+                         "all"),
+        Mistake("zeros for None", violates="A parameter may have no gradient",
                 edits={PARAMETERS: PARAMETERS.replace("is not None", "is not None or setattr(p, 'grad', p * 0) is None")},
-                told="a parameter without a gradient was moved, as by weight decay with a gradient of 0: leave None as it is"),
-        Mistake("never unscales", edits={UNSCALE: "pass"}, told=SCALED),
-        Mistake("unscales after clipping", edits={UNSCALE: "pass", CLIP: UNSCALES_LATE}, told=SCALED),
-        Mistake("no clipping", breaks="clip all gradients", edits={CLIP: UNCLIPPED},
-                told="the gradients were not clipped: call `clip_grad_norm_` before the steps, "
+                feedback="a parameter without a gradient was moved, as by weight decay with a gradient of 0: leave None as it "
+                         "is"),
+        Mistake("never unscales", edits={UNSCALE: "pass"}, feedback=SCALED),
+        Mistake("unscales after clipping", edits={UNSCALE: "pass", CLIP: UNSCALES_LATE}, feedback=SCALED),
+        Mistake("no clipping", violates="clip all gradients", edits={CLIP: UNCLIPPED},
+                feedback="the gradients were not clipped: call `clip_grad_norm_` before the steps, "
                 "with a list of parameters (a generator "
                 "is used up after one pass)"),
         Mistake("sum of norms", edits={CLIP: f"norm = sum(p.grad.norm() for p in parameters)\n{BY_HAND}"},
-                told="you added up the norms of the parameters' gradients: take the root of the sum of their squares"),
+                feedback="you added up the norms of the parameters' gradients: take the root of the sum of their squares"),
         Mistake("always to max_norm", edits={CLIP: f"{UNCLIPPED}\nfor p in parameters:\n    p.grad *= max_norm / norm"},
-                told="gradients below the limit were made larger: clip only if the norm exceeds `max_norm`"),
+                feedback="gradients below the limit were made larger: clip only if the norm exceeds `max_norm`"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
-                told="`error_if_nonfinite=True` raises at every overflow: catch it and leave out both steps, or test the norm"),
-        Mistake("no update when skipped", breaks="update", edits={IF: f"if not norm.isfinite():\n    return norm\n{IF}"},
-                told="`scaler.update()` is left out along with the steps, so the scale never falls: call it in any case"),
+                feedback="`error_if_nonfinite=True` raises at every overflow: catch it and leave out both steps, or test the "
+                         "norm"),
+        Mistake("no update when skipped", violates="update", edits={IF: f"if not norm.isfinite():\n    return norm\n{IF}"},
+                feedback="`scaler.update()` is left out along with the steps, so the scale never falls: call it in any case"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run after the steps: call it once, whether or not the optimizers stepped"),
+                feedback="`scaler.update()` did not run after the steps: call it once, whether or not the optimizers stepped"),
         Mistake("an update for each", edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: f"if not norm.isfinite():\n    {UPDATE}"},
-                told="`scaler.update()` ran between the steps, and the scaler forgot what it had unscaled: call it after both"),
-        Mistake("norm after clipping", breaks="return the norm before clipping",
+                feedback="`scaler.update()` ran between the steps, and the scaler forgot what it had unscaled: call it after "
+                         "both"),
+        Mistake("norm after clipping", violates="return the norm before clipping",
                 edits={RETURN: "return torch.cat([p.grad.flatten() for p in parameters]).norm()"},
-                told="you return the norm after clipping: return what `clip_grad_norm_` returned"),
-        Mistake("clears", breaks="Leave clearing to the caller", edits={UPDATE: f"{UPDATE}\n[o.zero_grad() for o in optimizers]"},
-                told="you cleared the gradients, which the caller may still need: leave out `zero_grad()`"),
+                feedback="you return the norm after clipping: return what `clip_grad_norm_` returned"),
+        Mistake("clears", violates="Leave clearing to the "
+                                   "caller", edits={UPDATE: f"{UPDATE}\n[o.zero_grad() for o in optimizers]"},
+                feedback="you cleared the gradients, which the caller may still need: leave out `zero_grad()`"),
     ],
 )  # fmt: skip

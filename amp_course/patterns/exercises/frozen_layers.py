@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, is_blank, read_tensor
 from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.scene import flat
 
@@ -54,7 +54,7 @@ class Right(nn.Module):
         return self.head.parameters()
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Look at modes and parameters; evaluate outside of autocast and in a region; make four steps as any AMP loop does."""
     for name in ("__init__", "forward", "train", "trainable"):
         if isinstance(answer, type) and is_blank(vars(answer).get(name)):
@@ -73,7 +73,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         raise Wrong(f"your answer makes a {type(model).__name__}, not an `nn.Module`")
     leaves = [module for module in model.modules() if not [*module.children()]]
     layers = {part: [leaf for leaf in leaves if vars(leaf).get("part") == part] for part in PARTS}
-    yield Turn("", {f"the number of the {part}'s layers in `model.modules()`": len(layers[part]) for part in PARTS})
+    yield Case("", {f"the number of the {part}'s layers in `model.modules()`": len(layers[part]) for part in PARTS})
 
     if not callable(method := getattr(model, "trainable", None)):
         raise Wrong(f"`model.trainable` is a {type(method).__name__}, not a method: write `def trainable(self): …`")
@@ -94,34 +94,34 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         }
 
     own = {"the number of these that are the model's own": len(trained)}
-    yield Turn("in a new model", {"the number of parameters that `trainable()` returns": len(given), **own, **state()})
+    yield Case("in a new model", {"the number of parameters that `trainable()` returns": len(given), **own, **state()})
     again = _trainable(model, "at a second call of `trainable()`")
-    yield Turn(
+    yield Case(
         "at the second call of `trainable()`", {"the number of parameters that `trainable()` returns": len(again)}
     )
     case = "for a second backbone and head"
     other = call_answer(
         answer, case, nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     )
-    yield Turn(case, {"the number of parameters that `trainable()` returns": len(_trainable(other, case))})
+    yield Case(case, {"the number of parameters that `trainable()` returns": len(_trainable(other, case))})
     norms = {part: [m for m in layers[part] if isinstance(m, nn.BatchNorm1d)] for part in PARTS}
     first = modes(layers["backbone"])
     for mode in (True, False):
         case = f"after `model.train({mode})`"
         returned = call_answer(model.train, case, mode)
         kind = "None" if returned is None else f"a {type(returned).__name__}"
-        yield Turn(case, {
+        yield Case(case, {
             "the return value of `train`": "the model itself" if returned is model else kind,
             "the mode of the backbone's layers": modes(layers["backbone"]),
             "the mode of the head's layers": modes(layers["head"]), **state(),
         })  # fmt: skip
-    yield Turn("before the first call of `train`", {"the mode of the new backbone's layers": first})
+    yield Case("before the first call of `train`", {"the mode of the new backbone's layers": first})
 
     for enabled, case in ((False, "with no region around your model"), (True, "in an fp16 region around your model")):
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16, enabled=enabled):
             got = call_answer(model, case, inputs[0])
         output = read_tensor(got, case, "logits", (12, 5), "`model(inputs)` returned").float()
-        yield Turn(f"after a pass {case}", {"the output": output, **state()})
+        yield Case(f"after a pass {case}", {"the output": output, **state()})
 
     model.train()
     before = flat(trained)
@@ -135,7 +135,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    yield Turn("after four steps of training", {
+    yield Case("after four steps of training", {
         "the output's `requires_grad`": loss.requires_grad,
         "the change of the head's weights": flat(trained) - before,
         **{f"the {part}'s running means": flat(norm.running_mean for norm in norms[part]) for part in PARTS},
@@ -158,7 +158,7 @@ FEATURES, RETURN = "features = self.backbone(inputs)", "return self.head(feature
 MODE, EVAL, TRAINABLE = "super().train(mode)", "self.backbone.eval()", "return self.head.parameters()"
 
 frozen_layers.judge_by(
-    right=Right, play=play, tolerance=1e-2,
+    right=Right, cases=cases, tolerance=1e-2,
     said={"the dtype of the head's parameters": "{case}, the head's parameters are in {got}, and the scaler refuses to unscale "
           "gradients in fp16: keep the head in float32, and call `.half()` on the backbone alone",
           "the dtype of the backbone's matrices": "{case}, backbone matrices are in {got}: call `backbone.half()` in `__init__`, "
@@ -167,40 +167,41 @@ frozen_layers.judge_by(
         Mistake("hidden in a list",
                 edits={HALF: "self.kept = [backbone.half().requires_grad_(False)]", FEATURES: "features = self.kept[0](inputs)",
                        EVAL: "self.kept[0].eval()"},
-                told="the backbone is not among `model.modules()`, so `.to(device)` and "
+                feedback="the backbone is not among `model.modules()`, so `.to(device)` and "
                 "`state_dict` miss it: assign it, "
                 "`self.backbone = …`, for a list or a dict hides it"),
-        Mistake("backbone trains", breaks="stays there", edits={EVAL: "pass"},
-                told="the backbone's layers train, too: in `train`, call `self.backbone.eval()` after `super().train(mode)`"),
-        Mistake("some layers train", breaks="All of the backbone", edits={EVAL: "self.backbone[1].eval()"},
-                told="only a part of the backbone is in eval mode: `self.backbone.eval()` reaches all of it, however nested"),
-        Mistake("trains at first", breaks="from the start", edits={"self.train()": "pass"},
-                told="a new model's backbone is in training mode: call `self.train()`, or `backbone.eval()`, in `__init__`"),
-        Mistake("head never trains", breaks="the head follows `train` and `eval`", edits={MODE: "super().train(False)"},
-                told="after `model.train()` the head is in eval mode, too: only the backbone stays there"),
+        Mistake("backbone trains", violates="stays there", edits={EVAL: "pass"},
+                feedback="the backbone's layers train, too: in `train`, call `self.backbone.eval()` after `super().train(mode)`"),
+        Mistake("some layers train", violates="All of the backbone", edits={EVAL: "self.backbone[1].eval()"},
+                feedback="only a part of the backbone is in eval mode: `self.backbone.eval()` reaches all of it, however nested"),
+        Mistake("trains at first", violates="from the start", edits={"self.train()": "pass"},
+                feedback="a new model's backbone is in training mode: call `self.train()`, or `backbone.eval()`, in `__init__`"),
+        Mistake("head never trains", violates="the head follows `train` and `eval`", edits={MODE: "super().train(False)"},
+                feedback="after `model.train()` the head is in eval mode, too: only the backbone stays there"),
         Mistake("head never in eval mode", edits={MODE: "super().train()"},
-                told="after `model.eval()`, or `train(False)`, the head is in training mode: call `super().train(mode)`"),
+                feedback="after `model.eval()`, or `train(False)`, the head is in training mode: call `super().train(mode)`"),
         Mistake("train returns None", edits={"return self": "pass"},
-                told="`train()` has to return the model, as every module's does: `return self`"),
-        Mistake("all parameters", breaks="returns the head's parameters", edits={TRAINABLE: "return self.parameters()"},
-                told="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
+                feedback="`train()` has to return the model, as every module's does: `return self`"),
+        Mistake("all parameters", violates="returns the head's parameters", edits={TRAINABLE: "return self.parameters()"},
+                feedback="`trainable()` returns the backbone's parameters as well: return only `self.head.parameters()`"),
         Mistake("last layer only", edits={TRAINABLE: "return self.head[-1].parameters()"},
-                told="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
+                feedback="`trainable()` returns only a part of the head's parameters: `self.head.parameters()`"),
         Mistake("a generator that is used up",
                 edits={HEAD: f"{HEAD}\nself.kept = head.parameters()", TRAINABLE: "return self.kept"},
-                told="`trainable()` returns the parameters once, and then nothing: a generator "
+                feedback="`trainable()` returns the parameters once, and then nothing: a generator "
                 "such as `head.parameters()` or "
                 "`filter(…)` is used up after one pass. Make a new one in each call, or keep a list"),
-        Mistake("all frozen", breaks="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
-                told="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
-        Mistake("backbone in fp32", breaks="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},
-                told="the backbone is in float32. Frozen, it works as well in fp16, in half the memory: `backbone.half()`"),
-        Mistake("not frozen", breaks="`requires_grad` False", edits={HALF: HALF.replace(".requires_grad_(False)", "")},
-                told="the backbone's parameters need no gradients, but require them: `backbone.requires_grad_(False)`"),
+        Mistake("all frozen", violates="float32 head that is trained", edits={HEAD: f"{HEAD}\nself.requires_grad_(False)"},
+                feedback="the head is frozen, too: call `requires_grad_(False)` on the backbone alone"),
+        Mistake("backbone in fp32", violates="all its matrices in fp16", edits={HALF: HALF.replace(".half()", "")},
+                feedback="the backbone is in float32. Frozen, it works as well in fp16, in half the memory: `backbone.half()`"),
+        Mistake("not frozen", violates="`requires_grad` False", edits={HALF: HALF.replace(".requires_grad_(False)", "")},
+                feedback="the backbone's parameters need no gradients, but require them: `backbone.requires_grad_(False)`"),
         Mistake("no_grad around all", edits={RETURN: f"with torch.no_grad():\n    {RETURN}"},
-                told="the output has no graph, so the head cannot be trained: only the backbone's pass may be under `no_grad`"),
-        Mistake("no region of its own", breaks="without an fp16 region",
+                feedback="the output has no graph, so the head cannot be trained: only the backbone's pass may be under "
+                         "`no_grad`"),
+        Mistake("no region of its own", violates="without an fp16 region",
                 edits={REGION: "with torch.no_grad():", RETURN: "return self.head(features)"},
-                told="outside of autocast, the fp16 backbone meets float32 inputs: open an fp16 region around its pass"),
+                feedback="outside of autocast, the fp16 backbone meets float32 inputs: open an fp16 region around its pass"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, show_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, show_number
 from amp_course.patterns.exercises.accumulate import SAID
 from amp_course.watching.scene import Scene
 
@@ -42,7 +42,7 @@ def right(model: Any, inputs: Any, targets: Any, loss_fn: Any, optimizer: Any, s
     optimizer.zero_grad()
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Make three steps where gradients are too small for fp16, and three where they are too large; each second overflows."""
     for scale, size in ((2.0**12, 2.0**-18), (2.0**-14, 2.0**20)):
         scene = Scene(draw, 3, overflow_at=(1,), scaler={"init_scale": scale, "growth_interval": 100}, lr=0.1 / size)
@@ -56,8 +56,8 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 warnings.filterwarnings("ignore", message=".*create_graph=True")
                 loss_fn = partial(watched_loss, scene, size, passes)
                 call_answer(answer, case, scene.model, inputs, targets, loss_fn, scene.optimizer, scene.scaler, 2.0)
-            clues = {"passes": passes, "values": [one.value for one in update.backwards]}
-            yield Turn(case, scene.facets(update), facts, clues)
+            evidence = {"passes": passes, "values": [one.value for one in update.backwards]}
+            yield Case(case, scene.outputs(update), facts, evidence)
 
 
 def watched_loss(scene: Scene, size: float, passes: list[Any], outputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,50 +76,54 @@ TOTAL, BACKWARD = "total = loss + weight * penalty", "scaler.scale(total).backwa
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 
 gradient_penalty.judge_by(
-    right=right, play=play, tolerance=1e-2, said=SAID, mistakes=[
+    right=right, cases=cases, tolerance=1e-2, said=SAID, mistakes=[
         Mistake("everything inside the region", answer=torch.autocast("cpu", dtype=torch.float16)(right),
-                told="`backward()` ran inside the autocast region: end the `with` block after the loss, or after the penalty"),
-        Mistake("norm of scaled gradients", breaks="whatever the scale", edits={DIVIDE: "gradients = scaled"},
-                told="the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` first"),
-        Mistake("first pass not scaled", breaks="with a scaler",
+                feedback="`backward()` ran inside the autocast region: end the `with` block after the loss, or after the "
+                         "penalty"),
+        Mistake("norm of scaled gradients", violates="whatever the scale", edits={DIVIDE: "gradients = scaled"},
+                feedback="the penalty is off by the scale: divide the scaled gradients by `scaler.get_scale()` first"),
+        Mistake("first pass not scaled", violates="with a scaler",
                 edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss"), DIVIDE: "gradients = scaled"},
-                told="the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what comes of it"),
+                feedback="the first pass was not scaled, and fp16 lost small gradients: scale it, and divide what comes of it"),
         Mistake("first pass not scaled, and divided", edits={GRAD: GRAD.replace("scaler.scale(loss)", "loss")},
-                told="the first pass was not scaled, but was divided by the scale: start it from `scaler.scale(loss)`"),
+                feedback="the first pass was not scaled, but was divided by the scale: start it from `scaler.scale(loss)`"),
         Mistake("second pass not scaled", edits={BACKWARD: "total.backward()"},
-                told="the second pass was not scaled, and `scaler.step` divides anyway: call `scaler.scale(total).backward()`"),
+                feedback="the second pass was not scaled, and `scaler.step` divides anyway: call "
+                         "`scaler.scale(total).backward()`"),
         Mistake("no graph", edits={GRAD: GRAD.replace("create_graph", "retain_graph")},
-                told="the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, create_graph=True)`"),
+                feedback="the penalty has no effect, as its gradients have no graph: call `autograd.grad(…, create_graph=True)`"),
         Mistake("graph freed", edits={GRAD: GRAD.replace(", create_graph=True", "")},
-                told="the first pass freed its graph, and its gradients have none: call `autograd.grad(…, create_graph=True)`"),
+                feedback="the first pass freed its graph, and its gradients have none: call `autograd.grad(…, "
+                         "create_graph=True)`"),
         Mistake("detached", edits={TOTAL: "total = loss + weight * penalty.item()"},
-                told="the penalty changed nothing about the gradients: it was cut from its "
+                feedback="the penalty changed nothing about the gradients: it was cut from its "
                 "graph. Use no `detach`, `item`, "
                 "`no_grad` or `get_total_norm` on the way to it"),
-        Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, told="the penalty is not multiplied by `weight`"),
-        Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, told="the penalty is the norm squared: take the root"),
-        Mistake("sum of norms", breaks="the norm is that of all gradients together",
+        Mistake("no weight", edits={TOTAL: "total = loss + penalty"}, feedback="the penalty is not multiplied by `weight`"),
+        Mistake("squared norm", edits={NORM: f"{NORM}.square()"}, feedback="the penalty is the norm squared: take the root"),
+        Mistake("sum of norms", violates="the norm is that of all gradients together",
                 edits={NORM: "penalty = sum(gradient.norm() for gradient in gradients)"},
-                told="you added up the norms of the parameters' gradients: take one norm over all of them together"),
+                feedback="you added up the norms of the parameters' gradients: take one norm over all of them together"),
         Mistake("without the biases", edits={DIVIDE: f"{DIVIDE}\ngradients = [one for one in gradients if one.dim() > 1]"},
-                told="the norm leaves out the gradients of the biases: take that of all parameters"),
+                feedback="the norm leaves out the gradients of the biases: take that of all parameters"),
         Mistake("gradient of the inputs",
                 edits={REGION: f"inputs.requires_grad_()\n{REGION}", GRAD: GRAD.replace("model.parameters()", "inputs")},
-                told="the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' gradients here"),
+                feedback="the penalty is the norm of the inputs' gradient, as in a WGAN: take the parameters' gradients here"),
         Mistake("norm in fp16", edits={NORM: "penalty = torch.cat([gradient.flatten() for gradient in gradients]).half().norm()"},
-                told="the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in float32"),
+                feedback="the penalty overflowed or lost digits in fp16: divide by the scale and take the norm in float32"),
         Mistake("backward for autograd.grad",
                 edits={GRAD: "scaler.scale(loss).backward(create_graph=True)\nscaled = [p.grad for p in model.parameters()]"},
-                told="the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only returns them"),
+                feedback="the first pass added its gradients to `p.grad`: use `torch.autograd.grad`, which only returns them"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="the gradients were not cleared after the overflow, and keep its NaN: clear after a skipped step, too"),
-        Mistake("steps by hand", breaks="A batch that overflows is skipped", edits={STEP: "optimizer.step()"},
-                told="`optimizer.step()` applied scaled gradients, and would apply NaN: call `scaler.step(optimizer)`"),
+                feedback="the gradients were not cleared after the overflow, and keep its NaN: clear after a skipped step, too"),
+        Mistake("steps by hand", violates="A batch that overflows is skipped", edits={STEP: "optimizer.step()"},
+                feedback="`optimizer.step()` applied scaled gradients, and would apply NaN: call `scaler.step(optimizer)`"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run after the step: call it after every step, "
+                feedback="`scaler.update()` did not run after the step: call it after every step, "
                 "skipped or not"),
-        Mistake("returns at an overflow", breaks="the scale falls",
+        Mistake("returns at an overflow", violates="the scale falls",
                 edits={TOTAL: f"if not penalty.isfinite():\n    return\n{TOTAL}"},
-                told="the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` skip, and update"),
+                feedback="the batch was skipped without `scaler.update()`, so the scale stays: let `scaler.step` skip, and "
+                         "update"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from amp_course.checking import Exercise, Mistake, Turn, alike, call_answer, edited, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, alike, call_answer, edited, read_tensor
 
 recompute = Exercise(
     chapter="patterns", name="recompute", number=7, title="Recompute under autocast", difficulty=3, importance=4, minutes=10,
@@ -37,7 +37,7 @@ def right(blocks: Any, inputs: Any) -> Any:
     return inputs
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Run four blocks in bf16, and in fp16 and eval mode, on data, which needs no gradient; then under `no_grad`."""
     generator, ran, kept = torch.Generator().manual_seed(draw.getrandbits(31)), [], []
 
@@ -61,7 +61,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         ran.clear()
         upstream = torch.linspace(0.5, 2.0, 8).expand(16, 8).to(got.dtype)
         call_answer(got.backward, f"in the backward pass, {case}", upstream)
-        yield Turn(case, {
+        yield Case(case, {
             "the output": output,
             "the list of blocks that run again": [name for name, *_ in ran],
             "the dtype in which blocks run again": [*dict.fromkeys(dtype for _, dtype, _ in ran)],
@@ -73,7 +73,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     with torch.no_grad():
         case = "under `no_grad`, outside of autocast"
         got = call(answer, case, model, inputs)
-        yield Turn(case, {"the output": got.detach().clone(), "the graph": "one" if got.requires_grad else "none"})
+        yield Case(case, {"the output": got.detach().clone(), "the graph": "one" if got.requires_grad else "none"})
 
 
 def call(answer: Any, case: str, blocks: nn.ModuleList, inputs: Tensor) -> Tensor:
@@ -116,42 +116,46 @@ ENTER = "backward pass runs outside of the region, so record autocast's state in
 MASK = "dropout drew another mask in the second run: keep the random state of the first (`preserve_rng_state`), and restore it"
 
 recompute.judge_by(
-    right=right, play=play, tolerance=1e-3,
+    right=right, cases=cases, tolerance=1e-3,
     said={"blocks with another input": "{case}, in their second run, {got} had another input than in the first: was it rounded?",
           "the graph": "under `no_grad`, the output requires a gradient: whether gradients are on is up to the caller"},
     mistakes=[
-        Mistake("no checkpoint", breaks="run each block again in the backward pass", edits={LINE: "inputs = block(inputs)"},
-                told="no block ran again, all activations were kept: call `checkpoint(block, inputs, use_reentrant=False)`. If a "
+        Mistake("no checkpoint", violates="run each block again in the backward pass", edits={LINE: "inputs = block(inputs)"},
+                feedback="no block ran again, all activations were kept: call `checkpoint(block, inputs, use_reentrant=False)`. "
+                         "If a "
                 "condition decides on it, that was not met: `torch.is_autocast_enabled()`, for one, asks for cuda"),
         Mistake("no graph", edits={LINE: LINE.replace("False", "True")},
-                told="the output has no graph. It was made under `no_grad`, or detached, or `checkpoint(…, "
+                feedback="the output has no graph. It was made under `no_grad`, or detached, or `checkpoint(…, "
                 "use_reentrant=True)` made it: that one needs an input that requires a gradient, and data does not"),
         Mistake("last block plain", edits={LINE: f"{LINE} if block is not blocks[-1] else block(inputs)"},
-                told="the last block did not run again (nor does it in `checkpoint_sequential`): give each its own `checkpoint`"),
-        Mistake("all in one", breaks="keep only each block's input",
+                feedback="the last block did not run again (nor does it in `checkpoint_sequential`): give each its own "
+                         "`checkpoint`"),
+        Mistake("all in one", violates="keep only each block's input",
                 answer=lambda blocks, x: checkpoint(nn.Sequential(*blocks), x, use_reentrant=False),
-                told="all blocks are in one checkpoint, so all run again at once and keep as much as without: give each its own"),
+                feedback="all blocks are in one checkpoint, so all run again at once and keep as much as without: give each its "
+                         "own"),
         Mistake("two segments",
                 answer=lambda blocks, x: checkpoint_sequential(nn.Sequential(*blocks), 2, x, use_reentrant=False),
-                told="`checkpoint_sequential` puts several blocks into one checkpoint, the last into none: give each its own"),
+                feedback="`checkpoint_sequential` puts several blocks into one checkpoint, the last into none: give each its "
+                         "own"),
         Mistake("late binding", edits={LINE: "inputs = checkpoint(lambda x: block(x), inputs, use_reentrant=False)"},
-                told="the last block ran again in place of each: a `lambda` or inner function looks up `block` when it is "
+                feedback="the last block ran again in place of each: a `lambda` or inner function looks up `block` when it is "
                 "called, after the loop. Pass the block itself, or `lambda x, block=block: …`"),
-        Mistake("random state not kept", breaks="the same dropout",
+        Mistake("random state not kept", violates="the same dropout",
                 edits={LINE: LINE.replace("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False")},
-                told=MASK),
-        Mistake("by hand, no random state", answer=edited(by_hand, {RANDOM: "pass"})(), told=MASK),
-        Mistake("by hand, no fork", breaks="The random generator ends where it would without",
+                feedback=MASK),
+        Mistake("by hand, no random state", answer=edited(by_hand, {RANDOM: "pass"})(), feedback=MASK),
+        Mistake("by hand, no fork", violates="The random generator ends where it would without",
                 answer=edited(by_hand, {REGION: REGION.replace("torch.random.fork_rng(), ", "")})(),
-                told="the backward pass moves the random generator: run the block again inside `torch.random.fork_rng()`"),
-        Mistake("by hand, no region", breaks="the same dtypes", answer=edited(by_hand, NO_REGION)(),
-                told=f"a block ran again outside of autocast, where two dtypes met in one op. The {ENTER}"),
+                feedback="the backward pass moves the random generator: run the block again inside `torch.random.fork_rng()`"),
+        Mistake("by hand, no region", violates="the same dtypes", answer=edited(by_hand, NO_REGION)(),
+                feedback=f"a block ran again outside of autocast, where two dtypes met in one op. The {ENTER}"),
         Mistake("by hand, in float32",
                 answer=edited(by_hand, {**NO_REGION, INPUT: INPUT.replace("detach()", "detach().float()")})(),
-                told=f"the blocks ran again in float32. The {ENTER}"),
-        Mistake("region of its own", breaks="outside of autocast",
+                feedback=f"the blocks ran again in float32. The {ENTER}"),
+        Mistake("region of its own", violates="outside of autocast",
                 edits={LINE: f"with torch.autocast('cpu', dtype=torch.get_autocast_dtype('cpu')):\n    {LINE}"},
-                told="evaluation outside of autocast ran in 16 bits: if your function opens a "
+                feedback="evaluation outside of autocast ran in 16 bits: if your function opens a "
                 "region, leave that to the caller"),
     ],
 )  # fmt: skip

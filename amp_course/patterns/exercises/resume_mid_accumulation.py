@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, edited, is_blank, read_integer
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, edited, is_blank, read_integer
 from amp_course.patterns.exercises.trainings import Run, call_load, changed, read_file
 
 resume_mid_accumulation = Exercise(
@@ -55,7 +55,7 @@ def pair() -> tuple[Any, Any]:
     return save_midway, load_midway
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Stop after one update and a part of the next group; another run is saved, too. One layer has no gradients."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(map(callable, answer)):
         raise Wrong("the check expects both functions as a pair, `(save_midway, load_midway)`")
@@ -81,11 +81,11 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             got = call_load(load, f"when it loads what was saved {case}", path, *new.parts[:3])
             loaded = new.snapshot()
             torch.set_rng_state(after["the random state"])
-            facets: dict[str, Any] = {"what the save changes": changed(before, after)}
-            facets |= {f"{name} after loading": loaded[name] for name in RESTORED}
-            facets["what the optimizer steps"] = new.stepped()
-            facets["the micro-step that you return"] = read_integer(got, case, subject="`load_midway` returned")
-            yield Turn(case, facets, clues={"the run that was saved": after})
+            outputs: dict[str, Any] = {"what the save changes": changed(before, after)}
+            outputs |= {f"{name} after loading": loaded[name] for name in RESTORED}
+            outputs["what the optimizer steps"] = new.stepped()
+            outputs["the micro-step that you return"] = read_integer(got, case, subject="`load_midway` returned")
+            yield Case(case, outputs, evidence={"the run that was saved": after})
 
 
 RESTORED = ("the model", "the scaler", "the optimizer", "the gradients", "the modes of the layers")
@@ -106,40 +106,43 @@ STEPS = "scaler.step(optimizer), scaler.update(), optimizer.zero_grad()"
 LOOP, GRADIENT = "for name, p in model.named_parameters():", 'p.grad = state["gradients"][name]'
 
 resume_mid_accumulation.judge_by(
-    right=pair(), play=play,
+    right=pair(), cases=cases,
     said={"what the save changes": "saving changed {got}, and a save should only read the run",
           "the optimizer after loading": "after loading, the optimizer does not remember what the saved one did",
           "the modes of the layers after loading": "loading changed the mode of a layer: leave all modes to the training",
           "what the optimizer steps": "after loading, the optimizer no longer updates the model's parameters, so training moves "
           "nothing: copy into the parameters that are there"},
     mistakes=[
-        Mistake("no gradients", breaks="gradients included", answer=wrong({GRADIENT: "pass"}),
-                told="what was accumulated is lost, since no `state_dict()` holds it: save each `p.grad`, and on loading assign "
+        Mistake("no gradients", violates="gradients included", answer=wrong({GRADIENT: "pass"}),
+                feedback="what was accumulated is lost, since no `state_dict()` holds it: save each `p.grad`, and on loading "
+                         "assign "
                 "it (in a new model `p.grad` is None, so there is nothing to copy into), and do not clear it afterwards"),
-        Mistake("unscales the run", breaks="must not change the run",
+        Mistake("unscales the run", violates="must not change the run",
                 answer=wrong({STATE: f"scaler.unscale_(optimizer)\n{STATE}"}),
-                told="saving unscaled the gradients of the run, which goes on to add scaled ones: save them as they are"),
+                feedback="saving unscaled the gradients of the run, which goes on to add scaled ones: save them as they are"),
         Mistake("steps early", answer=wrong({STATE: f"if micro_step:\n    {STEPS}\n{STATE}"}),
-                told="saving made the run step in the middle of a group: save the gradients, and let the group go on"),
-        Mistake("gradients unscaled in the file", breaks="to the last bit", answer=after_loading("p.grad /= scaler.get_scale()"),
-                told="after loading, the gradients are divided by the scale, and the next are not: leave them as they are"),
+                feedback="saving made the run step in the middle of a group: save the gradients, and let the group go on"),
+        Mistake("gradients unscaled in the "
+                "file", violates="to the last bit", answer=after_loading("p.grad /= scaler.get_scale()"),
+                feedback="after loading, the gradients are divided by the scale, and the next are not: leave them as they are"),
         Mistake("gradients multiplied on loading", answer=after_loading("p.grad *= scaler.get_scale()"),
-                told="loading multiplied the gradients by the scale, which they carry already: leave them as they are"),
+                feedback="loading multiplied the gradients by the scale, which they carry already: leave them as they are"),
         Mistake("zeros for None", answer=wrong({GRADIENT: f"{GRADIENT}\nif p.grad is None:\n    p.grad = torch.zeros_like(p)"}),
-                told="a parameter without a gradient has zeros after loading, so momentum and weight decay move it: keep None"),
+                feedback="a parameter without a gradient has zeros after loading, so momentum and weight decay move it: keep "
+                         "None"),
         Mistake("gradients on the wrong parameters",
                 answer=wrong({LOOP: "there = [g for g in state['gradients'].values() if g is not None]\n"
                                     "for p, g in zip(model.parameters(), there):", GRADIENT: "p.grad = g"}),
-                told="gradients landed on other parameters than their own, as in a list without None: save them by name"),
+                feedback="gradients landed on other parameters than their own, as in a list without None: save them by name"),
         *(Mistake(f"no {part}", answer=wrong({f'{part}.load_state_dict(state["{part}"])': ""}),
-                  told=f"the {part} was not restored, {lost}: save its `state_dict()` and load it")
+                  feedback=f"the {part} was not restored, {lost}: save its `state_dict()` and load it")
           for part, lost in (("scaler", "and its scale belongs to the gradients"),
                              ("optimizer", "so its averages start from zero"),
                              ("model", "and keeps its initial weights"))),
-        Mistake("starts the group over", breaks="returns the micro-step", answer=wrong({STEP: '"micro_step": 0,'}),
-                told="you return 0, so the group starts over on top of what was accumulated: return the saved micro-step"),
-        Mistake("whole objects", breaks="`torch.load(path, weights_only=True)` must accept the file",
+        Mistake("starts the group over", violates="returns the micro-step", answer=wrong({STEP: '"micro_step": 0,'}),
+                feedback="you return 0, so the group starts over on top of what was accumulated: return the saved micro-step"),
+        Mistake("whole objects", violates="`torch.load(path, weights_only=True)` must accept the file",
                 answer=wrong({STEP: f'{STEP} "whole": optimizer,', LOAD: LOAD.replace("True", "False")}),
-                told="`torch.load(path, weights_only=True)` refuses a whole optimizer: save `optimizer.state_dict()`"),
+                feedback="`torch.load(path, weights_only=True)` refuses a whole optimizer: save `optimizer.state_dict()`"),
     ],
 )  # fmt: skip

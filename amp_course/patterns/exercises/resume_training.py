@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, read_integer
+from amp_course.checking import Case, Exercise, Mistake, read_integer
 from amp_course.patterns.exercises.trainings import KEYS, Run, call_load
 
 resume_training = Exercise(
@@ -44,7 +44,7 @@ def right(path: Any, model: Any, optimizer: Any, scaler: Any, scheduler: Any) ->
     return saved["step"]
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Resume with and without AMP; then from files that are no checkpoints of this training."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pt"
@@ -60,9 +60,9 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             new = Run(draw, amp=now, init_scale=2.0**9)
             new.model[1].eval()  # a frozen batch norm
             step = call_load(answer, case, path, *new.parts)
-            facets = {f"{name} after the resume": value for name, value in new.snapshot().items()}
-            facets["what the optimizer steps"] = new.stepped()
-            yield Turn(case, {**facets, "the step that you return": read_integer(step, case)})
+            outputs = {f"{name} after the resume": value for name, value in new.snapshot().items()}
+            outputs["what the optimizer steps"] = new.stepped()
+            yield Case(case, {**outputs, "the step that you return": read_integer(step, case)})
 
         class Code:
             def __reduce__(self) -> Any:
@@ -91,7 +91,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
                 back = "the step" if read_integer(step) == 3 else back
             where = "with a wrong step" if "`step`" in case else "from somewhere else"
             ran = "code in the file" if Path(folder, "ran").exists() else "nothing"
-            yield Turn("", {"what is run": ran, "what comes back": back}, {"file": case, "where": where})
+            yield Case("", {"what is run": ran, "what comes back": back}, {"file": case, "where": where})
 
 
 def swallowed(errors: type[Exception], *training: Any) -> Any:
@@ -109,7 +109,7 @@ IF, SCALER = 'if scaler is not None and saved["scaler"] is not None:', 'scaler.l
 RNG, RETURN = 'torch.set_rng_state(saved["rng"])', 'return saved["step"]'
 
 resume_training.judge_by(
-    right=right, play=play,
+    right=right, cases=cases,
     said={"the optimizer after the resume": "the optimizer does not have what the file has under `optimizer`: load that, "
           "and change nothing in it afterwards, as `scheduler.step()` would",
           "the random state after the resume": "the random state is not `rng` in the file: restore that last of all",
@@ -119,37 +119,44 @@ resume_training.judge_by(
           "what comes back": "no error was raised for {file}, and the training would go on {where}"},
     mistakes=[
         Mistake("scaler not loaded", edits={SCALER: "pass"},
-                told="the scaler was not loaded, so the run skips steps to find its scale again: call its `load_state_dict`"),
-        Mistake("loads into no scaler", breaks="A run with AMP may go on in fp32", edits={IF: 'if saved["scaler"] is not None:'},
-                told="a run with AMP goes on in fp32, where `scaler` is None: test that before you load its state"),
-        Mistake("loads no state", breaks="one in fp32 with AMP", edits={IF: "if scaler is not None:"},
-                told="the file of an fp32 run has None for the scaler, which cannot be loaded: leave the new scaler as it is"),
+                feedback="the scaler was not loaded, so the run skips steps to find its scale again: call its `load_state_dict`"),
+        Mistake("loads into no scaler", violates="A run with AMP may go on in "
+                                                 "fp32", edits={IF: 'if saved["scaler"] is not None:'},
+                feedback="a run with AMP goes on in fp32, where `scaler` is None: test that before you load its state"),
+        Mistake("loads no state", violates="one in fp32 with AMP", edits={IF: "if scaler is not None:"},
+                feedback="the file of an fp32 run has None for the scaler, which cannot be loaded: leave the new scaler as it "
+                         "is"),
         Mistake("model not loaded", edits={MODEL: ""},
-                told="the model was not loaded, and keeps its initial weights: call `model.load_state_dict`"),
-        Mistake("optimizer not loaded", breaks="load such a file into a new training", edits={OPTIMIZER: ""},
-                told="the optimizer was not loaded, so Adam's averages start at 0 again: call `optimizer.load_state_dict`"),
+                feedback="the model was not loaded, and keeps its initial weights: call `model.load_state_dict`"),
+        Mistake("optimizer not loaded", violates="load such a file into a new training", edits={OPTIMIZER: ""},
+                feedback="the optimizer was not loaded, so Adam's averages start at 0 again: call `optimizer.load_state_dict`"),
         Mistake("scheduler not loaded", edits={'scheduler.load_state_dict(saved["scheduler"])': ""},
-                told="the scheduler was not loaded, and its schedule starts over: call `scheduler.load_state_dict`"),
+                feedback="the scheduler was not loaded, and its schedule starts over: call `scheduler.load_state_dict`"),
         Mistake("random state not loaded", edits={RNG: ""},
-                told="the random state was not restored, so dropout draws other masks: end with `torch.set_rng_state`"),
-        *(Mistake(f"{mode} mode", breaks="Each layer's mode stays as it is", edits={RNG: f"{RNG}\nmodel.{method}()"},
-                  told=f"every layer is in {mode} mode after the resume, whatever it was in before: leave the modes as they are")
+                feedback="the random state was not restored, so dropout draws other masks: end with `torch.set_rng_state`"),
+        *(Mistake(f"{mode} mode", violates="Each layer's mode stays as it is", edits={RNG: f"{RNG}\nmodel.{method}()"},
+                  feedback=f"every layer is in {mode} mode after the resume, whatever it was in before: leave the modes as they "
+                           f"are")
           for mode, method in (("eval", "eval"), ("training", "train"))),
         Mistake("other parameters", edits={MODEL: 'model.load_state_dict(saved["model"], assign=True)'},
-                told="the optimizer updates parameters that are not the model's: copy into those, without `assign=True`"),
-        Mistake("next step", breaks="return the step", edits={RETURN: f"{RETURN} + 1"},
-                told="you return one more than the step in the file"),
-        Mistake("runs code", breaks="no code in it runs", edits={LOAD: LOAD.replace("True", "False")},
-                told="code in the file ran, with all your rights: `torch.load(path, weights_only=True)` refuses such a file"),
+                feedback="the optimizer updates parameters that are not the model's: copy into those, without `assign=True`"),
+        Mistake("next step", violates="return the step", edits={RETURN: f"{RETURN} + 1"},
+                feedback="you return one more than the step in the file"),
+        Mistake("runs code", violates="no code in it runs", edits={LOAD: LOAD.replace("True", "False")},
+                feedback="code in the file ran, with all your rights: `torch.load(path, weights_only=True)` refuses such a file"),
         Mistake("swallows every error", answer=partial(swallowed, Exception),
-                told="no error leaves your function, whatever the file, so the training would start over: let the error through"),
+                feedback="no error leaves your function, whatever the file, so the training would start over: let the error "
+                         "through"),
         Mistake("swallows a missing file", answer=partial(swallowed, FileNotFoundError),
-                told="a missing file is taken for a first start, and it may be a typo in the path: let the error through"),
-        Mistake("skips what is missing", breaks="Any other file, even one that lacks only `rng`", edits={LOAD: f"{LOAD}\n{OWN}"},
-                told="what the file lacks was skipped: read each part as `saved['rng']`, which raises an error without it"),
+                feedback="a missing file is taken for a first start, and it may be a typo in the path: let the error through"),
+        Mistake("skips what is missing", violates="Any other file, even one that lacks only "
+                                                  "`rng`", edits={LOAD: f"{LOAD}\n{OWN}"},
+                feedback="what the file lacks was skipped: read each part as `saved['rng']`, which raises an error without it"),
         Mistake("no scaler is None", edits={IF: 'if scaler is not None and saved.get("scaler") is not None:'},
-                told="a file without `scaler` was taken for an fp32 run's: read `saved['scaler']`, and let its error through"),
+                feedback="a file without `scaler` was taken for an fp32 run's: read `saved['scaler']`, and let its error "
+                         "through"),
         Mistake("takes another model", edits={MODEL: 'model.load_state_dict(saved["model"], strict=False)'},
-                told="the file of another model was taken: give `model.load_state_dict` the file's own dict, with `strict=True`"),
+                feedback="the file of another model was taken: give `model.load_state_dict` the file's own dict, with "
+                         "`strict=True`"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from amp_course.checking import Exercise, Failed, Mistake, Turn, Wrong, call_answer, read_number
+from amp_course.checking import Case, Exercise, Failed, Mistake, Wrong, call_answer, read_number
 from amp_course.patterns.exercises.trainings import KEYS, Run, changed, read_file
 
 save_training = Exercise(
@@ -47,7 +47,7 @@ def right(path: Any, model: Any, optimizer: Any, scaler: Any, scheduler: Any, st
     os.replace(temporary, path)
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """A first save; one that is killed while it pickles the scheduler; one over the old file. The last two are watched."""
 
     class Bomb:
@@ -61,7 +61,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         before = run.snapshot()
         call_answer(answer, "at the first save", path, *run.parts, 3)
         changes = changed(before, run.snapshot())
-        yield Turn("after the first save", {"what the save changes": changes, **loaded(path, draw)})
+        yield Case("after the first save", {"what the save changes": changes, **loaded(path, draw)})
 
         old = path.read_bytes()
         run.scheduler.bomb = Bomb()  # which is then in its `state_dict()`
@@ -69,7 +69,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             call_answer(answer, "at a save that is killed", path, *run.parts, 4)
         now = path.read_bytes() if path.exists() else b""
         kept = "the old checkpoint" if now == old else "a piece of a new checkpoint" if now else "nothing"
-        yield Turn("after a save that was killed", {"what is left at the path": kept}, clues={"seen": [*seen]})
+        yield Case("after a save that was killed", {"what is left at the path": kept}, evidence={"seen": [*seen]})
 
         del run.scheduler.bomb
         path.write_bytes(old)
@@ -79,10 +79,10 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         with watched(path) as seen:
             call_answer(answer, "at a second save", path, *run.parts, 5)
         same = not second_name.exists() or second_name.read_bytes() == old
-        yield Turn("at a second save to the same path", {
+        yield Case("at a second save to the same path", {
             "what is at the path during the save": sorted({*seen} - {"from another folder"}) or "a checkpoint",
             "the old file": "unchanged" if same else "written over", **loaded(path, draw),
-        }, clues={"seen": seen})  # fmt: skip
+        }, evidence={"seen": seen})  # fmt: skip
 
 
 def loaded(path: Path, draw: random.Random) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def loaded(path: Path, draw: random.Random) -> dict[str, Any]:
                 why = (str(error).split("\n\t")[1:] or [""])[0].rstrip(". ")  # for a model, which names are missing
             elif isinstance(state[key], torch.Tensor):
                 why = f"it is a tensor of shape {tuple(state[key].shape)} and dtype {state[key].dtype}"
-            told = f"`{key}` in the file cannot be loaded as what `{source}()` returns"
-            raise Wrong(f"{told} ({why})" if why else told) from error
+            feedback = f"`{key}` in the file cannot be loaded as what `{source}()` returns"
+            raise Wrong(f"{feedback} ({why})" if why else feedback) from error
     step = read_number(state["step"], subject="`step` in the file is")
     parts = {f"the {key} loaded from the file": part for key, part in new.states().items()}
     return parts | {"`step` in the file": int(step) if step.is_integer() else step}
@@ -141,7 +141,7 @@ TEMPORARY, ELSEWHERE = 'temporary = path.with_suffix(".tmp")', "temporary = path
 SAVE = "torch.save(state, temporary)"
 
 save_training.judge_by(
-    right=right, play=play,
+    right=right, cases=cases,
     said={"what the save changes": "saving changed {got}, and a save should only read the run",
           "the optimizer loaded from the file": "`optimizer` in the file is only part of `optimizer.state_dict()`, or altered",
           "the rng loaded from the file": "`rng` in the file is not the random state at the moment of the save",
@@ -150,34 +150,38 @@ save_training.judge_by(
           "what is at the path during the save": "in the middle of a second save there is no whole checkpoint at the path",
           "the old file": "a second save wrote over the old file, which takes time, and a kill can come at any moment"},
     mistakes=[
-        Mistake("in place", breaks="A save that is killed leaves the old file whole",
+        Mistake("in place", violates="A save that is killed leaves the old file whole",
                 edits={TEMPORARY: "temporary = path", REPLACE: ""},
-                told="the new checkpoint was written over the old one: write next to it, then `os.replace(temporary, path)`"),
+                feedback="the new checkpoint was written over the old one: write next to it, then `os.replace(temporary, path)`"),
         Mistake("half a file into place", edits={SAVE: f"try:\n    {SAVE}\nfinally:\n    {REPLACE}", REPLACE: ""},
-                told="a save that was cut short still put its half-written file in the place of the old checkpoint: call "
+                feedback="a save that was cut short still put its half-written file in the place of the old checkpoint: call "
                 "`os.replace` only if `torch.save` came to its end, so neither in `finally` nor after an `except`"),
         Mistake("copies over", edits={REPLACE: "import shutil\nshutil.copyfile(temporary, path)"},
-                told="the old file was written over, and a kill in the middle of that leaves no whole file: write next to it, "
+                feedback="the old file was written over, and a kill in the middle of that leaves no whole file: write next to "
+                         "it, "
                 "and end with a rename, `os.replace(temporary, path)`"),
         Mistake("removes first", edits={REPLACE: "path.unlink(missing_ok=True)\nos.rename(temporary, path)"},
-                told="the old checkpoint was removed before the new one was in its place: `os.replace` does both at once"),
+                feedback="the old checkpoint was removed before the new one was in its place: `os.replace` does both at once"),
         Mistake("renames from another folder", edits={TEMPORARY: ELSEWHERE},
-                told="a rename from another folder fails if that is on another disk: put the temporary file next to the path"),
+                feedback="a rename from another folder fails if that is on another disk: put the temporary file next to the "
+                         "path"),
         Mistake("moves from another folder", edits={TEMPORARY: ELSEWHERE, REPLACE: "import shutil\nshutil.move(temporary, path)"},
-                told="from another disk, a move writes over the old file, and can be killed halfway: write next to the path"),
+                feedback="from another disk, a move writes over the old file, and can be killed halfway: write next to the path"),
         Mistake("another name", edits={REPLACE: "os.replace(temporary, f'{path}.pt')"},
-                told="there is no file at the path, perhaps only one next to it: save to exactly the path that was passed in"),
-        *(Mistake(f"no {key}", told=f"`{key}` is not in the file: {lost}", edits={line: ""}, breaks="everything a run needs")
+                feedback="there is no file at the path, perhaps only one next to it: save to exactly the path that was passed "
+                         "in"),
+        *(Mistake(f"no {key}", feedback=f"`{key}` is not in the file: "
+                                        f"{lost}", edits={line: ""}, violates="everything a run needs")
           for key, line, lost in (
               ("optimizer", '"optimizer": optimizer.state_dict(),', "Adam's averages would start over at 0"),
               ("scaler", SCALER, "the scale would start over, and steps would be skipped until it is found again"),
               ("scheduler", '"scheduler": scheduler.state_dict(),', "the learning rate would start its schedule over"),
               ("rng", RNG, "dropout would draw other masks than without a stop. Save `torch.get_rng_state()`"))),
-        Mistake("moves the random state", breaks="The run goes on unchanged", edits={STATE: f"torch.manual_seed(0)\n{STATE}"},
-                told="saving changed the random state of the run: read it by `torch.get_rng_state()`; neither seed nor draw"),
+        Mistake("moves the random state", violates="The run goes on unchanged", edits={STATE: f"torch.manual_seed(0)\n{STATE}"},
+                feedback="saving changed the random state of the run: read it by `torch.get_rng_state()`; neither seed nor draw"),
         Mistake("only parameters", edits={MODEL: '"model": dict(model.named_parameters()),'},
-                told="`model` lacks the running statistics of batch norm, which are buffers: `model.state_dict()` has both"),
-        Mistake("the model itself", breaks="`torch.load(path, weights_only=True)` accepts", edits={MODEL: '"model": model,'},
-                told="`torch.load(path, weights_only=True)` refuses the whole model in the file: save `model.state_dict()`"),
+                feedback="`model` lacks the running statistics of batch norm, which are buffers: `model.state_dict()` has both"),
+        Mistake("the model itself", violates="`torch.load(path, weights_only=True)` accepts", edits={MODEL: '"model": model,'},
+                feedback="`torch.load(path, weights_only=True)` refuses the whole model in the file: save `model.state_dict()`"),
     ],
 )  # fmt: skip

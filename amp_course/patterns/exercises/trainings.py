@@ -98,8 +98,11 @@ def read_file(path: Path) -> Any:
         return torch.load(path, weights_only=True)
     except Exception as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        told = f"`torch.load(path, weights_only=True)` refuses the file ({type(error).__name__}): is it written by `torch.save`?"
+        refused = "`torch.load(path, weights_only=True)` refuses the file"
+        feedback = f"{refused} ({type(error).__name__}): is it written by `torch.save`?"
         if found:
-            told = f"{told.partition(' (')[0]} because of `{found[1]}`, which is not on its list. It accepts `state_dict()`s, "
-            told += "tensors, and plain Python numbers, texts, lists and dicts"
-        raise Wrong(told) from error
+            feedback = (
+                f"{refused} because of `{found[1]}`, which is not on its list. It accepts `state_dict()`s, tensors, and plain "
+                "Python numbers, texts, lists and dicts"
+            )
+        raise Wrong(feedback) from error

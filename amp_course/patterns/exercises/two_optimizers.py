@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.checking import Case, Exercise, Mistake, call_answer
 from amp_course.kit.dtypes import dtype_name
 from amp_course.watching.observer import Observer
 from amp_course.watching.records import Training
@@ -51,7 +51,7 @@ FIRST_BAD = (math.nan, 1.0, 1.0, ", where the first head's gradient overflows")
 LOSS_BAD = (1.0, 1.0, 1e6, ", where the first head's output overflows, so that its loss is not finite")
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Make seven iterations, three of which overflow in one head, and one of another training.
 
     After the last two clean ones the scale grows.
@@ -61,7 +61,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     yield from _train(answer, generator, (1.0, 1.0, 1.0, " of another training"))
 
 
-def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]) -> Iterator[Turn]:
+def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]) -> Iterator[Case]:
     body, heads = nn.Sequential(nn.Linear(12, 8), nn.Tanh()), [nn.Linear(8, 4), nn.Linear(8, 3)]
     parameters = [p for model in (body, *heads) for p in model.parameters()]
     for parameter in parameters:
@@ -87,7 +87,7 @@ def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]
         with Observer(Training(lambda: None, [body, *heads], optimizers, [scaler], [])) as observer:
             call_answer(answer, case, body, heads, inputs, targets, loss_fn, optimizers, scaler)
         gradients = [[step.gradient.values.clone() for step in observer.update.steps(place)] for place in (0, 1)]
-        yield Turn(case, {
+        yield Case(case, {
             "the number of forward passes of the body": len(runs),
             "the dtype that body and heads compute in": " and ".join(sorted({*runs, *outputs})),
             "the dtype that the losses are computed in": " and ".join(sorted({*losses})) or "unknown",
@@ -98,7 +98,7 @@ def _train(answer: Any, generator: torch.Generator, *iterations: tuple[Any, ...]
             "the gradient at the second optimizer's step": gradients[1],
             "the loss scale after the iteration": scaler.get_scale(),
             "the weights after the iteration": flat(parameters),
-        }, clues={"gradients": gradients})  # fmt: skip
+        }, evidence={"gradients": gradients})  # fmt: skip
 
 
 REGION = "with torch.autocast(inputs.device.type, dtype=torch.float16):"
@@ -107,58 +107,65 @@ FIRST, SECOND = "scaler.scale(losses[0]).backward(retain_graph=True)", "scaler.s
 STEP, UPDATE, CLEAR = "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()"
 
 two_optimizers.judge_by(
-    right=right, play=play, tolerance=1e-2,
+    right=right, cases=cases, tolerance=1e-2,
     said={"the dtype that body and heads compute in": "{case}, body and heads compute in {got}: put them and their losses into "
           "the autocast region, and name its dtype, `torch.float16`"},
     mistakes=[
-        Mistake("runs the body twice", breaks="The body runs once",
+        Mistake("runs the body twice", violates="The body runs once",
                 edits={SECOND: f"{REGION}\n    losses[1] = loss_fn(heads[1](body(inputs)), targets[1])\n{SECOND}"},
-                told="the body ran once for each head: both heads can use the same features"),
+                feedback="the body ran once for each head: both heads can use the same features"),
         Mistake("backward inside the region", edits={FIRST: f"{REGION}\n    {FIRST}", SECOND: f"{REGION}\n    {SECOND}"},
-                told="`backward()` ran inside the autocast region: end the `with` block before it"),
+                feedback="`backward()` ran inside the autocast region: end the `with` block before it"),
         Mistake("frees the graph", edits={FIRST: FIRST.replace("retain_graph=True", "")},
-                told="the first `backward()` freed the body's graph: pass it `retain_graph=True`, or call it once, on the sum"),
-        Mistake("second loss misses the body", breaks="its gradient is that of both losses",
+                feedback="the first `backward()` freed the body's graph: pass it `retain_graph=True`, or call it once, on the "
+                         "sum"),
+        Mistake("second loss misses the body", violates="its gradient is that of both losses",
                 edits={LOSSES: LOSSES.replace("head(features)", "head(features if head is heads[0] else features.detach())")},
-                told="the body's gradient lacks the second loss: detach no features, and step only after both backward passes"),
+                feedback="the body's gradient lacks the second loss: detach no features, and step only after both backward "
+                         "passes"),
         Mistake("first loss is lost", edits={SECOND: f"optimizers[0].zero_grad()\n{SECOND}"},
-                told="only the second loss is in the gradients at the step: call `backward()` on both, and then clear once"),
+                feedback="only the second loss is in the gradients at the step: call `backward()` on both, and then clear once"),
         Mistake("averages the losses", edits={LOSSES: f"{LOSSES}\nlosses = [loss / 2 for loss in losses]"},
-                told="these are the gradients of the mean of the losses: take their sum"),
+                feedback="these are the gradients of the mean of the losses: take their sum"),
         Mistake("scales only the first loss", edits={SECOND: "losses[1].backward()"},
-                told="the second loss was not scaled, and the body adds up gradients of two scales: scale both"),
+                feedback="the second loss was not scaled, and the body adds up gradients of two scales: scale both"),
         Mistake("scales no loss", edits={FIRST: "scaler.scale(torch.ones(()))\nlosses[0].backward(retain_graph=True)",
                                          SECOND: "losses[1].backward()"},
-                told="the gradients were divided by the scale once too often: scale both losses, and let only the scaler divide"),
-        Mistake("a scaler for each", breaks="one scaler",
+                feedback="the gradients were divided by the scale once too often: scale both losses, and let only the scaler "
+                         "divide"),
+        Mistake("a scaler for each", violates="one scaler",
                 edits={SECOND: "torch.amp.GradScaler('cpu').scale(losses[1]).backward()"},
-                told="the second loss has another scale, and the body adds up the gradients of both: use the one scaler"),
+                feedback="the second loss has another scale, and the body adds up the gradients of both: use the one scaler"),
         Mistake("an update for each", edits={STEP: f"{STEP}\n{UPDATE}", UPDATE: "pass"},
-                told="`scaler.update()` ran more than once, with a step between: call it once per iteration, after both steps"),
+                feedback="`scaler.update()` ran more than once, with a step between: call it once per iteration, after both "
+                         "steps"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.update()` did not run after the steps: call it once per iteration, after both"),
-        Mistake("skips both", breaks="one optimizer's overflow must not stop the other",
+                feedback="`scaler.update()` did not run after the steps: call it once per iteration, after both"),
+        Mistake("skips both", violates="one optimizer's overflow must not stop the other",
                 edits={STEP: "scaler.unscale_(optimizer)\nif all(p.grad.isfinite().all() for m in (body, *heads) "
                        f"for p in m.parameters()):\n    {STEP}"},
-                told="one optimizer's overflow stopped the other, too: call `scaler.step` for both, whatever was found"),
+                feedback="one optimizer's overflow stopped the other, too: call `scaler.step` for both, whatever was found"),
         Mistake("returns at a bad loss", edits={FIRST: f"if not sum(losses).isfinite():\n    return\n{FIRST}"},
-                told="one head's loss was not finite, and no optimizer stepped: go on, and leave the test to the scaler"),
+                feedback="one head's loss was not finite, and no optimizer stepped: go on, and leave the test to the scaler"),
         Mistake("leaves out a bad loss", edits={FIRST: f"if losses[0].isfinite():\n    {FIRST}"},
-                told="a loss that was not finite was left out, and the body stepped on the other: call `backward()` on both"),
+                feedback="a loss that was not finite was left out, and the body stepped on the other: call `backward()` on both"),
         Mistake("steps both by hand", edits={STEP: "optimizer.step()"},
-                told="`scaler.update()` found no `scaler.step` since the last update: call that for both, then update once"),
+                feedback="`scaler.update()` found no `scaler.step` since the last update: call that for both, then update once"),
         Mistake("unscales, own steps", edits={STEP: "scaler.unscale_(optimizer)\noptimizer.step()"},
-                told="an optimizer stepped on gradients that hold inf or NaN: `unscale_` finds "
+                feedback="an optimizer stepped on gradients that hold inf or NaN: `unscale_` finds "
                 "them, and only `scaler.step` "
                 "skips because of them. Call `scaler.step` for both, not `optimizer.step()`"),
         Mistake("steps the second by hand", edits={STEP: f"{STEP} if optimizer is optimizers[0] else optimizer.step()"},
-                told="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not `step()`"),
+                feedback="the second optimizer applied scaled gradients, and even inf: call `scaler.step` for both, not "
+                         "`step()`"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in each iteration"),
+                feedback="the gradients of earlier iterations are still in the sum: call `zero_grad()` on both in each "
+                         "iteration"),
         Mistake("clears the second only", edits={CLEAR: "optimizers[1].zero_grad()"},
-                told="the first optimizer's gradients were not cleared, and new ones are added: "
+                feedback="the first optimizer's gradients were not cleared, and new ones are added: "
                 "call `zero_grad()` on both"),
         Mistake("clears the first only", edits={CLEAR: "optimizers[0].zero_grad()"},
-                told="the second optimizer's gradients were not cleared, and keep an inf for good: call `zero_grad()` on both"),
+                feedback="the second optimizer's gradients were not cleared, and keep an inf for good: call `zero_grad()` on "
+                         "both"),
     ],
 )  # fmt: skip

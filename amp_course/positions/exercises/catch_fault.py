@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Failed, Mistake, Turn
+from amp_course.checking import Case, Exercise, Failed, Mistake
 from amp_course.kit.random_state import same_random_state
 
 catch_fault = Exercise(
@@ -72,14 +72,14 @@ def make_rope(kind: str, base: float) -> RopeFunction:
     return rope
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Run the test on three right RoPEs and three broken ones. Nothing is drawn: no verdict may depend on it."""
     for kind, (base, name) in ROPES.items():
         seen: set[str] = set()
         verdict, words = _verdict(answer, _watched(kind, base, seen), name, kind in RIGHT)
         why = _why_failed(answer) if verdict == "fails" and kind in RIGHT else ""
         why = _why_passed(answer, kind, seen) if verdict == "passes" and kind not in RIGHT else why
-        yield Turn("", {"verdict": verdict}, {"saw": f"your test {words}{why and ': '}{why}"}, {"why": why})
+        yield Case("", {"verdict": verdict}, {"saw": f"your test {words}{why and ': '}{why}"}, {"why": why})
 
 
 def _why_failed(answer: Callable[..., Any]) -> str:
@@ -157,24 +157,27 @@ BOTH = "turned_queries, turned_keys = rope(queries, starts + 3), rope(keys, star
 FLAT = "assert (scores - scores[0]).abs().max() < 0.02 * q.norm() * k.norm()"
 
 catch_fault.judge_by(
-    right=right, play=play, said={"verdict": "{saw}"}, mistakes=[
-        Mistake("short context", breaks="loses its place", edits={STARTS: "starts = torch.arange(200)"},
-                told="{saw}. Go to positions of some thousands"),
+    right=right, cases=cases, said={"verdict": "{saw}"}, mistakes=[
+        Mistake("short context", violates="loses its place", edits={STARTS: "starts = torch.arange(200)"},
+                feedback="{saw}. Go to positions of some thousands"),
         Mistake("no autocast", edits={REGIONS: "for autocast in (False,):"},
-                told='{saw}. Run it a second time in `with torch.autocast("cpu", dtype=torch.bfloat16):`'),
-        Mistake("float32 only", edits=FLOAT32, told="{saw}. In training x is often bf16: run the test with bf16 x too"),
+                feedback='{saw}. Run it a second time in `with torch.autocast("cpu", dtype=torch.bfloat16):`'),
+        Mistake("float32 only", edits=FLOAT32, feedback="{saw}. In training x is often bf16: run the test with bf16 x too"),
         Mistake("accepts wrong results", edits={FLAT: FLAT.replace("0.02", "3.0")},
-                told="{saw}. Let scores differ by |q| · |k| / 50 at most. An `assert` in a `try`, or of a tuple, may never fail"),
-        Mistake("fails them all", breaks="returns nothing for a right one", edits={FLAT: FLAT.replace("0.02", "-1.0")},
-                told="{saw}. It fails all six, and also one that computes in float64. Compare scores of a fixed offset"),
-        Mistake("too strict", edits={FLAT: FLAT.replace("0.02", "1e-6")}, told="{saw}"),
-        Mistake("one layout, one base", breaks="you are not told the layout of their channels, nor their base",
+                feedback="{saw}. Let scores differ by |q| · |k| / 50 at most. An `assert` in a `try`, or of a tuple, may never "
+                         "fail"),
+        Mistake("fails them all", violates="returns nothing for a right one", edits={FLAT: FLAT.replace("0.02", "-1.0")},
+                feedback="{saw}. It fails all six, and also one that computes in float64. Compare scores of a fixed offset"),
+        Mistake("too strict", edits={FLAT: FLAT.replace("0.02", "1e-6")}, feedback="{saw}"),
+        Mistake("one layout, one base", violates="you are not told the layout of their channels, nor their base",
                 edits={BOTH: f"{BOTH}\nturned_keys = make_rope('halves', 1e4)(keys, starts)"},
-                told="{saw}. Compare its scores q · k of a fixed offset at two places: they agree in any layout, with any base"),
-        Mistake("returns instead of asserting", edits={FLAT: f"if not {FLAT[7:]}:\n    return False"}, told="{saw}"),
-        Mistake("raises another error", breaks="raises AssertionError", edits={FLAT: f"if not {FLAT[7:]}:\n    raise ValueError"},
-                told="{saw}, which `assert` raises"),
+                feedback="{saw}. Compare its scores q · k of a fixed offset at two places: they agree in any layout, with any "
+                         "base"),
+        Mistake("returns instead of asserting", edits={FLAT: f"if not {FLAT[7:]}:\n    return False"}, feedback="{saw}"),
+        Mistake("raises another error", violates="raises AssertionError", edits={FLAT: f"if not {FLAT[7:]}:\n    raise "
+                                                                                       f"ValueError"},
+                feedback="{saw}, which `assert` raises"),
         Mistake("never calls it", answer=lambda rope: None if callable(rope) else 1,
-                told="{saw}. Call it with x (n, d) and integer positions (n,)"),
+                feedback="{saw}. Call it with x (n, d) and integer positions (n,)"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number
 
 count_ids = Exercise(
     chapter="positions", name="count_ids", number=2, title="Count the distinct ids", difficulty=4, importance=3, minutes=20,
@@ -97,16 +97,16 @@ def _way(answer: Callable[..., Any], case: str, n: int) -> str:
     return "in memory" if memory >= 4 * _LONG else "by a formula"
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Small counts; then whether the answer goes through the positions; then large counts, and past the largest number."""
-    yield Turn("", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)})
+    yield Case("", {"the count": _counts(answer, [0, 1, 2, *range(255, 272), *range(511, 520)], BF16)})
     for n in (_LONG, 2**40):
         case = f"for n = {n:,} in bf16"
-        yield Turn(case, {"the way it counts": (way := _way(answer, case, n))})
+        yield Case(case, {"the way it counts": (way := _way(answer, case, n))})
         if way != "by a formula":
             return
     for fmt, few in ((FloatFormat.of(8, 3), [*range(70), 129]), (FP8_E5M2, range(40))):
-        yield Turn("", {"the count": _counts(answer, few, fmt)})
+        yield Case("", {"the count": _counts(answer, few, fmt)})
     many = [2**power + off for power in (*range(4, 18), 24, 40) for off in (0, 2, 3, 2**power // 4 + 1)]
     many += [int(fmt.max) + off for fmt in (FP16, FP8_E5M2) for off in (1, 2, 16, 17, 18, 4095, 4096, 4097, 4098)]
     many += [2**40 - 2**31, *(2**power + 2 ** (power - bits) + 2 for power in (26, 30) for bits in range(5, 9))]
@@ -115,9 +115,9 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     short = [(SHORT, [*range(254, 260), 300, 513]), (SHORT, [514, 515, 700, 2**20, 2**40])]
     for fmt, lengths in ((BF16, [_LONG, 2**40]), *rounds, *short):
         within, past = [n for n in lengths if n <= fmt.max], [n for n in lengths if n > fmt.max]
-        yield Turn("", {"the count": _counts(answer, within, fmt)})
+        yield Case("", {"the count": _counts(answer, within, fmt)})
         facts = {"format": fmt.name, "end": f"{fmt.max:,.0f}"}
-        yield Turn("", {"the count past the largest number": _counts(answer, past, fmt)}, facts)
+        yield Case("", {"the count past the largest number": _counts(answer, past, fmt)}, facts)
         if _counts(answer, lengths, fmt) != _counts(right, lengths, fmt):
             return
 
@@ -133,41 +133,46 @@ OVERFLOWS, IN_BINADE = "overflows = int(last >= most + half_step)", "in_binade =
 LAST, RETURN = "last, most = n - 1, int(fmt.max)", "return 1 + exact + before + in_binade + overflows"
 
 count_ids.judge_by(
-    right=right, play=play, show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"), mistakes=[
-        Mistake("loops over the positions", breaks="Do not go through the positions one by one, in a loop",
+    right=right, cases=cases, show=lambda got: got if isinstance(got, str) else f"{got:,}".removesuffix(".0"), mistakes=[
+        Mistake("loops over the positions", violates="Do not go through the positions one by one, in a loop",
                 answer=lambda n, fmt: right(n, fmt) if n < _LONG else sum(1 for _ in range(n)),
-                told="your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: count binades"),
-        Mistake("builds a tensor", breaks="or in a tensor",
+                feedback="your function runs over 100,000 steps for two million positions, and 2⁴⁰ are tried: count binades"),
+        Mistake("builds a tensor", violates="or in a tensor",
                 answer=lambda n, fmt: right(n, fmt) if n < _LONG else torch.arange(n).numel(),
-                told="your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of them: count binades"),
-        Mistake("ignores the end of the range", breaks="overflow to inf share one",
+                feedback="your function fills a tensor, array or set with all positions, terabytes for 2⁴⁰ of them: count "
+                         "binades"),
+        Mistake("ignores the end of the range", violates="overflow to inf share one",
                 edits={OVERFLOWS: "overflows = 0", "last = min(last, most)": "pass"},
-                told="{format} ends at {end}. From half a step past it on, every position becomes inf, and they share one id"),
-        Mistake("leaves out inf", breaks="which counts", edits={OVERFLOWS: "overflows = 0"},
-                told="the positions past the end of {format} become inf, and that is one more id"),
+                feedback="{format} ends at {end}. From half a step past it on, every position becomes inf, and they share one "
+                         "id"),
+        Mistake("leaves out inf", violates="which counts", edits={OVERFLOWS: "overflows = 0"},
+                feedback="the positions past the end of {format} become inf, and that is one more id"),
         Mistake("overflows half a step early", edits={OVERFLOWS: "overflows = int(last > most)"},
-                told="positions less than half a step past {end}, {format}'s largest number, are rounded to it, not to inf"),
-        Mistake("truncates", breaks="values the positions 0 … n−1 have in a format",
+                feedback="positions less than half a step past {end}, {format}'s largest number, are rounded to it, not to inf"),
+        Mistake("truncates", violates="values the positions 0 … n−1 have in a format",
                 edits={IN_BINADE: "in_binade = int(steps) - exact // 2"},
-                told="a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the next value up"),
+                feedback="a cast does not truncate, it rounds to nearest: the last position, n − 1, may reach the next value up"),
         Mistake("rounds half up", edits={IN_BINADE: "in_binade = int(steps + Fraction(1, 2)) - exact // 2"},
-                told="a tie goes to the neighbour whose significand is even, not always up. `round` of a Fraction does that"),
-        Mistake("counts position n too", breaks="0 … n−1", answer=lambda n, fmt: right(n + 1, fmt),
-                told="the positions are 0 … n − 1, and you count n as well"),
+                feedback="a tie goes to the neighbour whose significand is even, not always up. `round` of a Fraction does that"),
+        Mistake("counts position n too", violates="0 … n−1", answer=lambda n, fmt: right(n + 1, fmt),
+                feedback="the positions are 0 … n − 1, and you count n as well"),
         Mistake("one too few", answer=lambda n, fmt: right(n, fmt) - 1,
-                told="your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them"),
+                feedback="your count is 1 too low. The positions 0 … n − 1 are n positions, 0 among them"),
         Mistake("n in place of n − 1", answer=lambda n, fmt: right(n + 1, fmt) - 1,
-                told="you round n, which is not among the positions 0 … n − 1: the last one is n − 1"),
+                feedback="you round n, which is not among the positions 0 … n − 1: the last one is n − 1"),
         Mistake("through float32", edits={LAST: "last, most = int(torch.tensor(float(n - 1)).item()), int(fmt.max)"},
-                told="rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in one go"),
+                feedback="rounding twice, to float32 first, can make a tie of a number next to one: round n − 1 in one go"),
         Mistake("every position has its own id", answer=lambda n, fmt: n,
-                told="past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and positions share ids"),
+                feedback="past 2^p, with p = `fmt.significand_bits` + 1, numbers are more than 1 apart, and positions share ids"),
         Mistake("forgets the hidden 1", answer=lambda n, fmt: right(n, replace(fmt, significand_bits=fmt.significand_bits - 1)),
-                told="with the hidden 1 in front of the stored bits, integers are exact up to 2^(`fmt.significand_bits` + 1)"),
+                feedback="with the hidden 1 in front of the stored bits, integers are exact up to 2^(`fmt.significand_bits` + "
+                         "1)"),
         Mistake("forgets position 0", edits={RETURN: "return exact + before + in_binade + overflows"},
-                told="one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = `fmt.significand_bits` + 1"),
+                feedback="one id is missing: 0 has one too, so there are 2^p + 1 from 0 to 2^p, with p = `fmt.significand_bits` "
+                         "+ 1"),
         Mistake("n up to 2^p before the range", edits={"exact = min(2**bits, most + 1)": "exact = 2**bits"},
-                told="a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, which is one id"),
+                feedback="a format may end before 2^(`fmt.significand_bits` + 1): positions past its end are inf, which is one "
+                         "id"),
     ],
     said={"the way it counts": "your function counts {got}, which takes too long for 2⁴⁰ positions: count binades instead"},
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_tensor, show_value
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_tensor, show_value
 
 exact_alibi = Exercise(
     chapter="positions", name="exact_alibi", number=4, title="ALiBi for long contexts", difficulty=2, importance=3, minutes=8,
@@ -34,7 +34,7 @@ def right(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     return bias
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Near and far queries with keys at all distances, for slopes of several kinds, outside autocast and inside."""
     positions = (
         ([0, 1, 5, 9], [*range(12)]),
@@ -62,8 +62,8 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         }
         kept = given[0].equal(some) and [one.tolist() for one in given[1:]] == [queries, keys]
         dtype = Results({case: show_value(got.dtype)}, "the dtype of the bias")
-        facets = {"the arguments": "as before" if kept else "changed", "the bias": Results(bias), "the dtype": dtype}
-        yield Turn("", facets, {"case": case})
+        outputs = {"the arguments": "as before" if kept else "changed", "the bias": Results(bias), "the dtype": dtype}
+        yield Case("", outputs, {"case": case})
 
 
 DISTANCE, BIAS = "distance = queries[:, None] - keys[None, :]", "bias = -slopes[:, None, None] * distance"
@@ -72,34 +72,40 @@ IDS = "distance = queries.{0}[:, None] - keys.{0}[None, :]"
 MATMUL = "bias = (-slopes[:, None] @ distance.float().view(1, -1)).view(-1, *distance.shape)"
 
 exact_alibi.judge_by(
-    right=right, play=play, show=lambda value: f"{value:,.9g}" if isinstance(value, float) else value, mistakes=[
-        Mistake("position ids in bf16", breaks="positions up to a million", edits={DISTANCE: IDS.format("bfloat16().float()")},
-                told="the positions were rounded to bf16 before they were subtracted: subtract the integers"),
+    right=right, cases=cases, show=lambda value: f"{value:,.9g}" if isinstance(value, float) else value, mistakes=[
+        Mistake("position ids in bf16", violates="positions up to a million", edits={DISTANCE: IDS.format("bfloat16().float()")},
+                feedback="the positions were rounded to bf16 before they were subtracted: subtract the integers"),
         Mistake("casts position ids to fp16", edits={DISTANCE: IDS.format("half().float()")},
-                told="the positions were rounded to fp16 (inf past 65,519) before they were subtracted: subtract the integers"),
+                feedback="the positions were rounded to fp16 (inf past 65,519) before they were subtracted: subtract the "
+                         "integers"),
         Mistake("position ids as the slopes", edits={START: f"dtype = slopes.dtype\n{START}", DISTANCE: IDS.format("to(dtype)")},
-                told="the positions were cast to the dtype of the slopes, where neighbours become one: subtract the integers"),
+                feedback="the positions were cast to the dtype of the slopes, where neighbours become one: subtract the "
+                         "integers"),
         Mistake("casts the distance to bf16", edits={DISTANCE: f"{DISTANCE}\ndistance = distance.bfloat16().float()"},
-                told="the distance was rounded to bf16, which holds every integer only up to 256: leave it an integer"),
-        Mistake("casts the bias to bf16", breaks="in float32", edits={RETURN: "return bias.bfloat16()"},
-                told="the bias was rounded to bf16, and no cast restores the digits. It grows with distance: keep it float32"),
-        Mistake("keeps the dtype of the slopes", breaks="in float32 or bf16", edits={START: "pass"},
-                told="bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end comes too late"),
-        Mistake("a matmul", breaks="under autocast too", edits={BIAS: MATMUL},
-                told="under autocast the product comes out in bf16, as a matmul does, and no cast restores the digits: multiply "
+                feedback="the distance was rounded to bf16, which holds every integer only up to 256: leave it an integer"),
+        Mistake("casts the bias to bf16", violates="in float32", edits={RETURN: "return bias.bfloat16()"},
+                feedback="the bias was rounded to bf16, and no cast restores the digits. It grows with distance: keep it "
+                         "float32"),
+        Mistake("keeps the dtype of the slopes", violates="in float32 or bf16", edits={START: "pass"},
+                feedback="bf16 slopes make the product bf16: start from `slopes.float()`. A `.float()` at the end comes too "
+                         "late"),
+        Mistake("a matmul", violates="under autocast too", edits={BIAS: MATMUL},
+                feedback="under autocast the product comes out in bf16, as a matmul does, and no cast restores the digits: "
+                         "multiply "
                 "elementwise"),
-        Mistake("rounds the slopes to bf16", breaks="any slopes", edits={START: "slopes = slopes.bfloat16().float()"},
-                told="the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes as they are"),
+        Mistake("rounds the slopes to bf16", violates="any slopes", edits={START: "slopes = slopes.bfloat16().float()"},
+                feedback="the slopes were rounded to bf16, which costs up to one part in 512: keep float32 slopes as they are"),
         Mistake("positive", edits={RETURN: "return -bias"},
-                told="the bias is positive, which favours far keys. It is −slope · (query − key)"),
-        Mistake("slope · key", breaks="(query − key)", edits={RETURN: "return (slopes[:, None, None] * keys).expand_as(bias)"},
-                told="you return slope · key. Softmax ignores the difference, but large numbers cost digits in later steps"),
-        Mistake("two products", breaks="right to the last bit",
+                feedback="the bias is positive, which favours far keys. It is −slope · (query − key)"),
+        Mistake("slope · key", violates="(query − key)", edits={RETURN: "return (slopes[:, None, None] * keys).expand_as(bias)"},
+                feedback="you return slope · key. Softmax ignores the difference, but large numbers cost digits in later steps"),
+        Mistake("two products", violates="right to the last bit",
                 edits={RETURN: "return slopes[:, None, None] * keys - slopes[:, None, None] * queries[:, None]"},
-                told="two rounded products were subtracted: subtract the integer positions first, then multiply once"),
+                feedback="two rounded products were subtracted: subtract the integer positions first, then multiply once"),
         Mistake("positions counted from 0",
                 edits={DISTANCE: "distance = torch.arange(len(queries))[:, None] - torch.arange(len(keys))[None, :]"},
-                told="the positions that were passed in are not used, and keys may come from a cache: use `queries` and `keys`"),
+                feedback="the positions that were passed in are not used, and keys may come from a cache: use `queries` and "
+                         "`keys`"),
     ],
     said={"the arguments": "{case}, your function changes the tensors that it is given, which the caller still needs"},
 )  # fmt: skip

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number
 
 find_collision = Exercise(
     chapter="positions", name="find_collision", number=1, title="Find the first collision", difficulty=1, importance=4, minutes=5,
@@ -27,30 +27,31 @@ def right(significand_bits: int) -> int:
     return 2 ** (significand_bits + 1) + 1
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """All widths from 1 to 16, bf16's and fp16's first."""
     cases = {f"with {bits} significand bit{'s' * (bits > 1)}": bits for bits in (7, 10, *range(1, 17))}
     firsts = ((case, read_number(call_answer(answer, case, bits), case)) for case, bits in cases.items())
-    yield Turn("", {"the first collision": Results(firsts)})
+    yield Case("", {"the first collision": Results(firsts)})
 
 
 find_collision.judge_by(
-    right=right, play=play, mistakes=[
-        Mistake("forgets the hidden 1", breaks="stores this many significand bits", answer=lambda bits: 2**bits + 1,
-                told="a number has a hidden 1 in front of its stored bits: every integer up to twice your limit is exact"),
+    right=right, cases=cases, mistakes=[
+        Mistake("forgets the hidden 1", violates="stores this many significand bits", answer=lambda bits: 2**bits + 1,
+                feedback="a number has a hidden 1 in front of its stored bits: every integer up to twice your limit is exact"),
         Mistake("the last exact integer", answer=lambda bits: 2 ** (bits + 1),
-                told="a power of two is exact. The first collision is the next integer, which is rounded onto it"),
+                feedback="a power of two is exact. The first collision is the next integer, which is rounded onto it"),
         Mistake("a power of two, hidden 1 forgotten", answer=lambda bits: 2**bits,
-                told="a power of two is always exact, and with the hidden 1 so is every integer up to twice your number"),
-        Mistake("rounds the tie up", breaks="the smallest integer position", answer=lambda bits: 2 ** (bits + 1) + 2,
-                told="it comes one earlier: the integer after the power of two is a tie, and goes down to the even number"),
+                feedback="a power of two is always exact, and with the hidden 1 so is every integer up to twice your number"),
+        Mistake("rounds the tie up", violates="the smallest integer position", answer=lambda bits: 2 ** (bits + 1) + 2,
+                feedback="it comes one earlier: the integer after the power of two is a tie, and goes down to the even number"),
         Mistake("one bit too many", answer=lambda bits: 2 ** (bits + 2) + 1,
-                told="there is one bit more than the stored ones, the hidden 1, and you count two. The sign does not count"),
+                feedback="there is one bit more than the stored ones, the hidden 1, and you count two. The sign does not count"),
         Mistake("shifts once too often", answer=lambda bits: 2 ** (bits + 2),
-                told="this is 2^(`significand_bits` + 2), not 2^(`significand_bits` + 1) + 1. In a shift, `+` binds before `<<`"),
+                feedback="this is 2^(`significand_bits` + 2), not 2^(`significand_bits` + 1) + 1. In a shift, `+` binds before "
+                         "`<<`"),
         Mistake("bf16 for all", answer=lambda bits: 257,
-                told="this is bf16's answer whatever the argument is: compute it from `significand_bits`"),
+                feedback="this is bf16's answer whatever the argument is: compute it from `significand_bits`"),
         Mistake("^ for a power", answer=lambda bits: 2 ^ (bits + 1) + 1,
-                told="in Python `^` is exclusive or. A power is written `2 ** (significand_bits + 1)`"),
+                feedback="in Python `^` is exclusive or. A power is written `2 ** (significand_bits + 1)`"),
     ],
 )  # fmt: skip

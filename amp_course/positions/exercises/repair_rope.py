@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor, show_value
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor, show_value
 
 repair_rope = Exercise(
     chapter="positions", name="repair_rope", number=3, title="Repair a RoPE", difficulty=3, importance=5, minutes=10, lines=6,
@@ -42,7 +42,7 @@ def right(x: Tensor, positions: Tensor) -> Tensor:
 PRECISION = {torch.float32: 2.0**-13, torch.bfloat16: 0.0032, torch.float16: 0.0004}
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Every dtype and region; near first, where a wrong layout shows, then far, where lost digits do."""
     places = {
         "positions 0 to 15": (32, torch.arange(16)),
@@ -64,11 +64,11 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
                 yield turn
 
 
-def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Turn:
+def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Case:
     given, ids, on = x.clone(), positions.clone(), torch.is_autocast_enabled("cpu")
     result = read_tensor(call_answer(answer, case, given, ids), case, "the turned x, a tensor", x.shape)
     kept = torch.equal(given, x) and torch.equal(ids, positions)
-    facets = {
+    outputs = {
         "autocast": "as before" if torch.is_autocast_enabled("cpu") == on else "switched",
         "the arguments": "as before" if kept else "changed",
         "the result": "new" if result.data_ptr() != given.data_ptr() else "x",
@@ -77,16 +77,16 @@ def _turn(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -
     }
     if x.dtype == result.dtype and positions.max() < 5000:  # angles are less exact far out
         off = (result.float() - right(x.float(), positions)).norm() / x.float().norm() / (1 + (positions.max() < 400))
-        facets["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
-    return Turn(case, facets)
+        outputs["precision"] = "that of x" if off < PRECISION[x.dtype] else "less"
+    return Case(case, outputs)
 
 
-def _gradient(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Turn:
+def _gradient(answer: Callable[..., Any], case: str, x: Tensor, positions: Tensor) -> Case:
     result, gradient = call_answer(answer, case, x.requires_grad_(), positions), None
     if result.requires_grad:
         loss = (result.float() * torch.linspace(-1, 1, x.shape[-1])).sum()
         (gradient,) = torch.autograd.grad(loss, x, allow_unused=True)
-    return Turn(case, {"gradient": "missing" if gradient is None else gradient.float()})
+    return Case(case, {"gradient": "missing" if gradient is None else gradient.float()})
 
 
 FREQUENCIES = "frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)"
@@ -99,43 +99,48 @@ TURN = "result = torch.cat([first * cos - second * sin, second * cos + first * s
 CAST = "return result.to(x.dtype)"
 
 repair_rope.judge_by(
-    right=right, play=play, tolerance=0.02, mistakes=[
-        Mistake("as given", breaks="float32, bf16 and fp16", edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
-                told="positions, frequencies and angles are as given: compute them in float32, with no matmul, and cast last"),
-        Mistake("a matmul", breaks="under bf16 autocast", edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
-                told="under autocast the angles come out in bf16, as a matmul's do. Multiply elementwise, or switch autocast off "
+    right=right, cases=cases, tolerance=0.02, mistakes=[
+        Mistake("as given", violates="float32, bf16 and fp16", edits={**LOW_FREQUENCIES, ANGLES: LOW_MATMUL},
+                feedback="positions, frequencies and angles are as given: compute them in float32, with no matmul, and cast "
+                         "last"),
+        Mistake("a matmul", violates="under bf16 autocast", edits={ANGLES: f"{MATMUL}\nangles = angles.float()"},
+                feedback="under autocast the angles come out in bf16, as a matmul's do. Multiply elementwise, or switch "
+                         "autocast off "
                 "for `x.device.type`"),
         Mistake("casts the position ids", edits={ANGLES: LOW_ANGLES},
-                told="the position ids are cast to the dtype of x, where neighbours become one: use `positions.float()`"),
+                feedback="the position ids are cast to the dtype of x, where neighbours become one: use `positions.float()`"),
         Mistake("computes the frequencies in the dtype of x", edits=LOW_FREQUENCIES,
-                told="the frequencies are computed in the dtype of x, and positions multiply their errors: use float32"),
+                feedback="the frequencies are computed in the dtype of x, and positions multiply their errors: use float32"),
         Mistake("positions in bf16", edits={ANGLES: ANGLES.replace("float()", "bfloat16()")},
-                told="position ids are cast to bf16, even for float32 x, and neighbours become one: use `positions.float()`"),
+                feedback="position ids are cast to bf16, even for float32 x, and neighbours become one: use `positions.float()`"),
         Mistake("casts the angles", edits={ANGLES: f"{ANGLES}\nangles = angles.to(x.dtype)"},
-                told="the angles are cast before cos and sin, so thousands of radians lose the fraction of a turn: cast after"),
+                feedback="the angles are cast before cos and sin, so thousands of radians lose the fraction of a turn: cast "
+                         "after"),
         Mistake("reduces the angles, then casts", edits={ANGLES: f"{ANGLES}\nangles = (angles % 6.283185307179586).to(x.dtype)"},
-                told="{case}, digits are missing, as if angles below 2π had been cast before cos and sin: cast after them"),
+                feedback="{case}, digits are missing, as if angles below 2π had been cast before cos and sin: cast after them"),
         Mistake("only the matmul is replaced", edits={**LOW_FREQUENCIES, ANGLES: LOW_ANGLES},
-                told="positions, frequencies and angles are still in the dtype of x. Compute them in float32 and cast last"),
-        Mistake("returns float32", breaks="with the dtype", edits={CAST: "return result"},
-                told="the result is float32 whatever x is, and attention expects q and k in one dtype with v: cast last"),
-        Mistake("rounds to 16 bits on the way", breaks="the precision of x",
+                feedback="positions, frequencies and angles are still in the dtype of x. Compute them in float32 and cast last"),
+        Mistake("returns float32", violates="with the dtype", edits={CAST: "return result"},
+                feedback="the result is float32 whatever x is, and attention expects q and k in one dtype with v: cast last"),
+        Mistake("rounds to 16 bits on the way", violates="the precision of x",
                 edits={SPLIT: SPLIT.replace("float()", "bfloat16().float()")},
-                told="x, cos and sin, or the result are rounded to bf16, and no cast restores what is lost: use float32"),
+                feedback="x, cos and sin, or the result are rounded to bf16, and no cast restores what is lost: use float32"),
         Mistake("pairs neighbouring channels",
                 edits={SPLIT: "first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)",
                        TURN: TURN.replace("cat", "stack") + ".flatten(-2)"},
-                told="you pair channels 2c and 2c + 1. That is a RoPE too (GPT-J's), but the given one pairs c and c + d/2"),
+                feedback="you pair channels 2c and 2c + 1. That is a RoPE too (GPT-J's), but the given one pairs c and c + d/2"),
         Mistake("turns the other way", edits={TABLES: "cos, sin = angles.cos(), -angles.sin()"},
-                told="x is turned in the other direction: check the signs, of sin above all"),
-        Mistake("wraps positions", breaks="at positions up to 100,000",
+                feedback="x is turned in the other direction: check the signs, of sin above all"),
+        Mistake("wraps positions", violates="at positions up to 100,000",
                 edits={ANGLES: ANGLES.replace("positions", "(positions % 4096)")},
-                told="positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are"),
+                feedback="positions are taken modulo 4,096, so far tokens pass for near ones: use them as they are"),
         Mistake("consecutive", edits={ANGLES: ANGLES.replace("positions", "(positions[0] + torch.arange(len(positions)))")},
-                told="the positions are taken to be consecutive. They may also restart or run backwards: use them as they are"),
-        Mistake("cuts the gradient", breaks="gradients flow back through it",
+                feedback="the positions are taken to be consecutive. They may also restart or run backwards: use them as they "
+                         "are"),
+        Mistake("cuts the gradient", violates="gradients flow back through it",
                 edits={SPLIT: SPLIT.replace("x.float()", "x.detach().float()")},
-                told="no gradient flows back to x, so earlier layers never learn: look for `no_grad`, `detach`, `.data`, NumPy"),
+                feedback="no gradient flows back to x, so earlier layers never learn: look for `no_grad`, `detach`, `.data`, "
+                         "NumPy"),
     ],
     said={"autocast": "{case}, autocast stays switched after your function: use `with torch.autocast(…, enabled=False):`",
           "the arguments": "{case}, your function changes its arguments, which the caller still needs: return a new tensor",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, read_dict
+from amp_course.checking import Case, Exercise, Mistake, read_dict
 from amp_course.recipes.guide import Leaf, recommend
 from amp_course.recipes.training import ALL, BaseRecipe
 
@@ -90,9 +90,9 @@ SITUATIONS = (
 right = {one.name: one.leaf.recipe for one in SITUATIONS}
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     got = read_dict(answer, right, subject="`choose_recipe` is")
-    yield Turn("", {f"the recipe for {name}": _read(one) for name, one in got.items()})
+    yield Case("", {f"the recipe for {name}": _read(one) for name, one in got.items()})
 
 
 def _read(got: Any) -> str:
@@ -104,11 +104,11 @@ def _read(got: Any) -> str:
 
 
 choose_recipe.judge_by(
-    right=right, play=play,
+    right=right, cases=cases,
     said={f"the recipe for {one.name}": f"{one.name}: choose from {one.offer}. Yours is {{got}}" for one in SITUATIONS},
     mistakes=[
-        Mistake(f"{other} for {one.name}", breaks="which recipe would you start from", answer={**right, one.name: other},
-                told=f"{one.name}: {why}. See chapter {one.leaf.chapter}, and choose again from {one.offer}")
+        Mistake(f"{other} for {one.name}", violates="which recipe would you start from", answer={**right, one.name: other},
+                feedback=f"{one.name}: {why}. See chapter {one.leaf.chapter}, and choose again from {one.offer}")
         for one in SITUATIONS for other, why in one.others.items()
     ],
 )  # fmt: skip

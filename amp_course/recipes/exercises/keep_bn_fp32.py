@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, show_value, signature
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, show_value, signature
 
 keep_bn_fp32 = Exercise(
     chapter="recipes", name="keep_bn_fp32", number=2, title="A half model whose batch norms stay in fp32", difficulty=3,
@@ -76,7 +76,7 @@ class Net(nn.Module):
         return self.block(self.bn1d((vectors * self.gain + self.get_buffer("shift")) * self.get_buffer("unsaved_mask")))
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """See what a model holds after the conversion, and what it makes of vectors and of ids.
 
     It is in training mode. Then convert another.
@@ -91,17 +91,17 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     if not isinstance(got, nn.Module):
         raise Wrong(f"your function returned {'None' if got is None else f'a {type(got).__name__}'}: return the model")
     held, now = _held(reference), _held(got)
-    facets: dict[str, Any] = {LOST: next((name for name in held if name not in now), "nothing"), NORM: {}, REST: {}}
+    outputs: dict[str, Any] = {LOST: next((name for name in held if name not in now), "nothing"), NORM: {}, REST: {}}
     faults = dict[str, list[str]]({NORM: [], REST: []})
     for name, (before, module) in held.items():
         if name in now:
             group = NORM if isinstance(module, _BatchNorm) else REST
             wanted = before.half() if group == REST and before.is_floating_point() else before
-            facets[group][name], right_state = _state(now[name][0], before), _state(wanted, before)
-            faults[group] += _fault(f"`{name}` ({type(module).__name__})", facets[group][name], right_state)
+            outputs[group][name], right_state = _state(now[name][0], before), _state(wanted, before)
+            faults[group] += _fault(f"`{name}` ({type(module).__name__})", outputs[group][name], right_state)
     norms = [(one.eps, one.momentum, one.track_running_stats) for one in got.modules() if isinstance(one, _BatchNorm)]
     modes = {MODE: all(one.training for one in got.modules()), SAME: got is model}
-    yield Turn("", {**facets, "(eps, momentum, track_running_stats) of a batch norm": norms, **modes},
+    yield Case("", {**outputs, "(eps, momentum, track_running_stats) of a batch norm": norms, **modes},
                {"seen": next((fault for group in faults.values() for fault in group), "")})  # fmt: skip
     ids = torch.randint(0, 10, (12, 4), generator=generator)
     vectors = torch.randn(12, 4, 9, generator=generator)
@@ -112,13 +112,13 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             result = "gives the output that it gives in float32" if near else "gives another output than in float32"
         except Exception as error:
             result = f"raises {signature(error)}"
-        yield Turn("", {RUN: result}, {"batch": what})
+        yield Case("", {RUN: result}, {"batch": what})
     other = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     got = call_answer(answer, "for a second model", other)
     dtypes = (
         ", ".join(show_value(one.dtype) for one in other.parameters()) if got is other else "those of another model"
     )
-    yield Turn("for a second model, a batch norm and a linear layer", {"the dtypes of its parameters": dtypes})
+    yield Case("for a second model, a batch norm and a linear layer", {"the dtypes of its parameters": dtypes})
 
 
 def _state(now: Tensor, before: Tensor) -> tuple[str, str, bool]:
@@ -161,35 +161,39 @@ SAID = {
 KINDS = "`isinstance(module, nn.modules.batchnorm._BatchNorm)` finds BatchNorm1d, 2d, 3d, SyncBatchNorm and subclasses"
 
 keep_bn_fp32.judge_by(
-    right=right, play=play, said=SAID, mistakes=[
-        Mistake("everything in half", breaks="every batch norm keeps its float32 parameters and statistics",
+    right=right, cases=cases, said=SAID, mistakes=[
+        Mistake("everything in half", violates="every batch norm keeps its float32 parameters and statistics",
                 edits={NORMS: "if False:"},
-                told="the batch norms are fp16: `.half()` on a module takes all of its children along, and so does casting "
+                feedback="the batch norms are fp16: `.half()` on a module takes all of its children along, and so does casting "
                 "what `parameters()` gives. Leave them out. If you reload their values afterwards, call `bn.float()` first"),
-        Mistake("through fp16 and back", breaks="unchanged",
+        Mistake("through fp16 and back", violates="unchanged",
                 edits={HOOK: HOOK + "\n[m.half().float() for m in model.modules() if isinstance(m, _BatchNorm)]"},
-                told="the batch norms went through fp16 and back, and are rounded. Leave them out, or save and reload. {seen}"),
-        Mistake("BatchNorm2d only", breaks="every batch norm", edits={NORMS: "if isinstance(module, nn.BatchNorm2d):"},
-                told=f"only BatchNorm2d stayed in float32. {KINDS}. {{seen}}"),
+                feedback="the batch norms went through fp16 and back, and are rounded. Leave them out, or save and reload. "
+                         "{seen}"),
+        Mistake("BatchNorm2d only", violates="every batch norm", edits={NORMS: "if isinstance(module, nn.BatchNorm2d):"},
+                feedback=f"only BatchNorm2d stayed in float32. {KINDS}. {{seen}}"),
         Mistake("no subclasses", edits={NORMS: 'if "BatchNorm" in type(module).__name__:'},
-                told=f"a subclass of BatchNorm2d is fp16: its `type(m)` is not BatchNorm2d, its name can be anything. {KINDS}"),
-        Mistake("every norm", breaks="every other", edits={NORMS: 'if "Norm" in type(module).__name__:'},
-                told="norms of all kinds stayed in float32. Only batch norms should. {seen}"),
-        Mistake("buffers forgotten", breaks="parameter and buffer", edits={BUFFERS: "if False:"},
-                told="the buffers are still float32: they are not in `parameters()`, and `b = b.half()` changes no module. Use "
+                feedback=f"a subclass of BatchNorm2d is fp16: its `type(m)` is not BatchNorm2d, its name can be anything. "
+                         f"{KINDS}"),
+        Mistake("every norm", violates="every other", edits={NORMS: 'if "Norm" in type(module).__name__:'},
+                feedback="norms of all kinds stayed in float32. Only batch norms should. {seen}"),
+        Mistake("buffers forgotten", violates="parameter and buffer", edits={BUFFERS: "if False:"},
+                feedback="the buffers are still float32: they are not in `parameters()`, and `b = b.half()` changes no module. "
+                         "Use "
                 "`setattr(module, name, buffer.half())`. {seen}"),
-        Mistake("whole numbers in half", breaks="floating-point", edits={BUFFERS: "if True:"},
-                told="a buffer of whole numbers became fp16, and counters must stay integers. Ask `buffer.is_floating_point()`"),
+        Mistake("whole numbers in half", violates="floating-point", edits={BUFFERS: "if True:"},
+                feedback="a buffer of whole numbers became fp16, and counters must stay integers. Ask "
+                         "`buffer.is_floating_point()`"),
         Mistake("leaf modules only", edits={NORMS: "if isinstance(module, _BatchNorm) or list(module.children()):"},
-                told="what modules with children hold themselves was left out: go through all, with `recurse=False`. {seen}"),
-        Mistake("a copy", breaks="no copy", answer=lambda model: right(copy.deepcopy(model)),
-                told="the model that you return is a copy. What holds the model that you were "
+                feedback="what modules with children hold themselves was left out: go through all, with `recurse=False`. {seen}"),
+        Mistake("a copy", violates="no copy", answer=lambda model: right(copy.deepcopy(model)),
+                feedback="the model that you return is a copy. What holds the model that you were "
                 "given, such as an optimizer, "
                 "still has the old one: convert that in place, and return it"),
-        Mistake("batch not cast", breaks="takes float32 batches", edits={HOOK: "pass"},
-                told="a batch still arrives in float32. Return it cast from a hook: `model.register_forward_pre_hook(hook)`"),
-        Mistake("ids cast", breaks="or ids",
+        Mistake("batch not cast", violates="takes float32 batches", edits={HOOK: "pass"},
+                feedback="a batch still arrives in float32. Return it cast from a hook: `model.register_forward_pre_hook(hook)`"),
+        Mistake("ids cast", violates="or ids",
                 edits={HOOK: "model.register_forward_pre_hook(lambda model, args: tuple(arg.half() for arg in args))"},
-                told="ids became fp16 too, and an embedding needs whole numbers. Cast only what is `x.is_floating_point()`"),
+                feedback="ids became fp16 too, and an embedding needs whole numbers. Cast only what is `x.is_floating_point()`"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_bool, show_value
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_bool, show_value
 from amp_course.watching.scene import flat
 
 o2_by_hand = Exercise(
@@ -76,7 +76,7 @@ def batch_of(number: int, draw: random.Random, generator: torch.Generator) -> tu
     return f"with a scale of {scale:,.0f}", inputs, targets, scale
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train a model, and then start to train a second one.
 
     It is a Linear, whose first gradient can overflow alone, and so can its last; its buffer comes first.
@@ -86,7 +86,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     yield from _train(answer, draw, generator, steps=1, which=" of a second `HalfTrainer`, for another model")
 
 
-def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = "") -> Iterator[Turn]:
+def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: int, which: str = "") -> Iterator[Case]:
     model = nn.Sequential(nn.Linear(16, 5))
     began, used, masters, missing = list[float](), list[Tensor](), list[Tensor](), list[int]()
     model.register_buffer("mean_loss", torch.zeros(()))
@@ -117,7 +117,7 @@ def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: 
         }  # fmt: skip
 
     trainer = call_answer(answer, "in `HalfTrainer(model, make_optimizer)`", model, make_optimizer)
-    yield Turn(f"before the first step{which}", weights())
+    yield Case(f"before the first step{which}", weights())
     if list(weights().values()) != ["float16", "float16", 85, 0, "float32", "training"]:
         return  # whatever follows is only a consequence
     for number in range(steps):
@@ -126,7 +126,7 @@ def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: 
         got = call_answer(trainer.step, case, inputs, targets, loss_fn, scale)
         taken = read_bool(got, case, subject="`step` returned")
         now, own = flat(masters), flat(model.parameters())
-        yield Turn(case, {
+        yield Case(case, {
             **weights(),
             **({"the scale of the loss in `backward()`": sum(began)} if "scale" in what else {}),
             "the number of optimizer steps": len(used),
@@ -136,7 +136,7 @@ def _train(answer: Any, draw: random.Random, generator: torch.Generator, steps: 
             "the masters after the step": now,
             "the number of model weights that differ from their rounded masters": int((own != now.half()).sum()),
             "what `step` returns": taken,
-        }, clues={"masters that are inf or NaN": int((~now.isfinite()).sum())})  # fmt: skip
+        }, evidence={"masters that are inf or NaN": int((~now.isfinite()).sum())})  # fmt: skip
 
 
 def _names(tensors: Iterable[Tensor]) -> str:
@@ -153,53 +153,59 @@ SAID = {NO_GRADIENT: "{case}, the masters have no gradient: `grad` is None for {
         "generator like `model.parameters()`, or a `zip`, is empty at its second pass: keep a list"}  # fmt: skip
 
 o2_by_hand.judge_by(
-    right=HalfTrainer, play=play, tolerance=1e-6, said=SAID, mistakes=[
+    right=HalfTrainer, cases=cases, tolerance=1e-6, said=SAID, mistakes=[
         Mistake("steps the half weights", edits={MAKE: "self.masters = list(model.parameters())", UNSCALE: "p.grad /= scale"},
-                told="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
-        Mistake("buffers left in float32", breaks="turns the model into fp16", edits={HALF: CAST},
-                told="the model's weights were cast, and its buffers were not. Call `model.half()`, which casts both"),
-        Mistake("loss not scaled", breaks="scales it", edits={BACKWARD: "loss.backward()"},
-                told="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * scale).backward()`"),
-        Mistake("loss in fp16", breaks="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
-                told="the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, keep float32"),
-        Mistake("not unscaled", breaks="unscales the gradients", edits={UNSCALE: "master.grad = p.grad.float()"},
-                told="the gradients were not unscaled: divide them by the scale, in float32"),
+                feedback="the optimizer updates the half weights, which lose small updates. Give it a float32 copy of each"),
+        Mistake("buffers left in float32", violates="turns the model into fp16", edits={HALF: CAST},
+                feedback="the model's weights were cast, and its buffers were not. Call `model.half()`, which casts both"),
+        Mistake("loss not scaled", violates="scales it", edits={BACKWARD: "loss.backward()"},
+                feedback="backward started from an unscaled loss, and lost the smallest gradients. Call `(loss * "
+                         "scale).backward()`"),
+        Mistake("loss in fp16", violates="the loss in float32", edits={BACKWARD: "(loss.half() * scale).backward()"},
+                feedback="the loss or its scale is in fp16, where 65,536 is inf. From `self.model(…).float()` on, keep float32"),
+        Mistake("not unscaled", violates="unscales the gradients", edits={UNSCALE: "master.grad = p.grad.float()"},
+                feedback="the gradients were not unscaled: divide them by the scale, in float32"),
         Mistake("unscaled in fp16", edits={UNSCALE: "master.grad = (p.grad / scale).float()"},
-                told="the gradients were divided in fp16, which loses the small ones. Cast first: `p.grad.float() / scale`"),
+                feedback="the gradients were divided in fp16, which loses the small ones. Cast first: `p.grad.float() / scale`"),
         Mistake("not cleared after a skipped step", edits={CLEAR: "if finite:\n    self.model.zero_grad()"},
-                told="after a skipped step, later ones are skipped too: clear the model's "
+                feedback="after a skipped step, later ones are skipped too: clear the model's "
                 "gradients in each step, skipped or not, and "
                 "keep no flag from step to step"),
         Mistake("model's gradients never cleared", edits={CLEAR: "self.optimizer.zero_grad()"},
-                told="the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only the masters"),
+                feedback="the model's gradients add up. Call `self.model.zero_grad()`: the optimizer's clears only the masters"),
         Mistake("not cleared after a step that is taken", edits={CLEAR: "if not finite:\n    self.model.zero_grad()"},
-                told="gradients of a step that was taken are added to those of the next. Clear them, whether it is taken or not"),
+                feedback="gradients of a step that was taken are added to those of the next. Clear them, whether it is taken or "
+                         "not"),
         Mistake("masters' gradients add up",
                 edits={UNSCALE: "new = p.grad.float() / scale\nmaster.grad = new if master.grad is None else master.grad + new"},
-                told="the masters' gradients add up from step to step. Assign `master.grad` at each step, or clear it"),
+                feedback="the masters' gradients add up from step to step. Assign `master.grad` at each step, or clear it"),
         Mistake("masters keep their first gradient",
                 edits={UNSCALE: "master.grad = p.grad.float() / scale if master.grad is None else master.grad"},
-                told="the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It is empty by then"),
-        Mistake("never skips", breaks="skips the update", edits={FINITE: "finite = True"},
-                told="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient first"),
+                feedback="the masters keep their first gradient. Do you loop over a `zip` made in `__init__`? It is empty by "
+                         "then"),
+        Mistake("never skips", violates="skips the update", edits={FINITE: "finite = True"},
+                feedback="a step was taken with gradients that are inf or NaN, so the masters are too. Test every gradient "
+                         "first"),
         Mistake("looks at the loss only", edits={FINITE: "finite = bool(loss.isfinite())"},
-                told="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every `p.grad`"),
+                feedback="a step was taken although gradients overflowed: the loss is finite, but they are not. Test every "
+                         "`p.grad`"),
         Mistake("looks at a norm",
                 edits={FINITE: "finite = bool(sum(p.grad.norm() for p, _ in pairs).isfinite())"},
-                told="a step was skipped although every gradient is finite: the norm or the sum "
+                feedback="a step was skipped although every gradient is finite: the norm or the sum "
                 "of fp16 gradients can be inf "
                 "where none of them is. Test each element, by `p.grad.isfinite().all()`"),
-        Mistake("looks for NaN only", breaks="inf or NaN",
+        Mistake("looks for NaN only", violates="inf or NaN",
                 edits={FINITE: "finite = not any(p.grad.isnan().any() for p, _ in pairs)"},
-                told="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),
+                feedback="a step with NaN was skipped, and one with inf was taken. `torch.isfinite` is False for both"),
         Mistake("looks for inf only", edits={FINITE: "finite = not any(p.grad.isinf().any() for p, _ in pairs)"},
-                told="a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for both"),
-        Mistake("tests the first gradient only", breaks="any gradient",
+                feedback="a step with inf was skipped, and one with NaN was taken. `torch.isfinite` is False for both"),
+        Mistake("tests the first gradient only", violates="any gradient",
                 edits={FINITE: "finite = bool(pairs[0][0].grad.isfinite().all())"},
-                told="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
-        Mistake("no copy back", breaks="copies the masters back", edits={COPY: "pass"},
-                told="after the step, the model's weights are not the masters. Copy each back then: `parameter.copy_(master)`"),
-        Mistake("always True", breaks="False if it was skipped", edits={"return finite": "return True"},
-                told="a step that was skipped returned True. Return False, so that the caller can lower the scale"),
+                feedback="a step was taken although gradients of the bias are inf. Test every gradient, not only the weight's"),
+        Mistake("no copy back", violates="copies the masters back", edits={COPY: "pass"},
+                feedback="after the step, the model's weights are not the masters. Copy each back then: "
+                         "`parameter.copy_(master)`"),
+        Mistake("always True", violates="False if it was skipped", edits={"return finite": "return True"},
+                feedback="a step that was skipped returned True. Return False, so that the caller can lower the scale"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_pair
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_pair
 from amp_course.recipes.training import HalfStep
 
 where_it_dies = Exercise(
@@ -126,16 +126,16 @@ def record(outputs: Any = (), loss: float = 0.5, lr: float = LR, **fares: Any) -
     return HalfStep(layers, torch.tensor(loss).half(), gradients, exact, weights, lr)
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Ask what died first in each step."""
     for stage, steps in CASES.items():
-        for what, told in steps.items():
+        for what, feedback in steps.items():
             case = f"for a step {what}"
-            got = call_answer(answer, case, record(**told))
+            got = call_answer(answer, case, record(**feedback))
             if got is not None:
                 pair = read_pair(got, case, "a pair (kind, name) or None")
                 got = tuple(str(part) if isinstance(part, str) else part for part in pair)
-            yield Turn("", {stage: Results({case: repr(got)})})
+            yield Case("", {stage: Results({case: repr(got)})})
 
 
 OUTPUT, LOSS = "if not output.isfinite().all():", "if not step.loss.isfinite():"
@@ -144,42 +144,43 @@ STILL = "if (moving & idle).sum() > 0.5 * moving.sum():"
 MOVING, IDLE = "moving = gradient != 0", "idle = weight - step.lr * gradient == weight"
 
 where_it_dies.judge_by(
-    right=right, play=play, mistakes=[
+    right=right, cases=cases, mistakes=[
         *(Mistake(f"{what} {seen} only", edits={line: f"if {tested}.is{seen.lower()}().any():"},
-                  told=f"{what} {other} was passed over, and {what} {seen} was found. `torch.isfinite` is False for both")
+                  feedback=f"{what} {other} was passed over, and {what} {seen} was found. `torch.isfinite` is False for both")
           for what, line, tested in (("an output with", OUTPUT, "output"), ("a loss of", LOSS, "step.loss"))
           for seen, other in (("NaN", "inf"), ("inf", "NaN"))),
-        Mistake("activations passed over", breaks="activation", edits={OUTPUT: "if False:"},
-                told="an output that holds inf or NaN was passed over. One such element is enough, whatever the loss is"),
-        Mistake("the last module", breaks="what died first",
+        Mistake("activations passed over", violates="activation", edits={OUTPUT: "if False:"},
+                feedback="an output that holds inf or NaN was passed over. One such element is enough, whatever the loss is"),
+        Mistake("the last module", violates="what died first",
                 edits={"for name, output in step.outputs.items():": "for name, output in reversed(step.outputs.items()):"},
-                told="the last module with inf or NaN was returned. They spread from layer to layer, so look for the first"),
-        Mistake("the loss before the activations", breaks="in the order of a step",
+                feedback="the last module with inf or NaN was returned. They spread from layer to layer, so look for the first"),
+        Mistake("the loss before the activations", violates="in the order of a step",
                 answer=lambda step: right(step) if step.loss.isfinite() else ("loss", "loss"),
-                told="the loss was looked at before the activations, and they come first in a step"),
-        Mistake("loss not looked at", breaks="loss", edits={LOSS: "if False:"},
-                told="a loss of inf or NaN was passed over. It can overflow although every output is finite"),
+                feedback="the loss was looked at before the activations, and they come first in a step"),
+        Mistake("loss not looked at", violates="loss", edits={LOSS: "if False:"},
+                feedback="a loss of inf or NaN was passed over. It can overflow although every output is finite"),
         Mistake("gradients by the exact ones", edits={DEAD: DEAD.replace("(gradient", "(step.exact_gradients[name].half()")},
-                told="a gradient was called lost only if its exact value would be 0 in fp16: look into `step.gradients`"),
-        Mistake("counts right zeros", breaks="elements that count",
+                feedback="a gradient was called lost only if its exact value would be 0 in fp16: look into `step.gradients`"),
+        Mistake("counts right zeros", violates="elements that count",
                 edits={"there = step.exact_gradients[name] != 0": "there = gradient == gradient"},
-                told="gradients that are 0 in fp32 too are not lost. Count only elements whose `exact_gradients` are not 0"),
-        *(Mistake(f"{kind}s: {much}", breaks="more than half", edits={line: line.replace(">", ">=").replace("if", guard)},
-                  told=f"{kind}s were called dead where {much} of those that count are lost, and the card says more than half")
+                feedback="gradients that are 0 in fp32 too are not lost. Count only elements whose `exact_gradients` are not 0"),
+        *(Mistake(f"{kind}s: {much}", violates="more than half", edits={line: line.replace(">", ">=").replace("if", guard)},
+                  feedback=f"{kind}s were called dead where {much} of those that count are lost, and the card says more than "
+                           f"half")
           for kind, line, counts in (("gradient", DEAD, "there"), ("update", STILL, "moving"))
           for much, guard in (("exactly half", f"if {counts}.any() and"), ("half, or 0 of 0,", "if"))),
         *(Mistake(f"{kind}s: half of all elements",
                   edits={line: line.replace(f"{counts}.sum()", f"{counts}.numel()")},
-                  told=f"{kind}s were called dead only if more than half of all elements are "
+                  feedback=f"{kind}s were called dead only if more than half of all elements are "
                   f"lost: divide by the number of "
                   "those that count")
           for kind, line, counts in (("gradient", DEAD, "there"), ("update", STILL, "moving"))),
         *(Mistake(f"{kind}s: one is enough", edits={line: line.replace("0.5", "0.0")},
-                  told=f"{kind}s were called dead where only some of those that count are lost, "
+                  feedback=f"{kind}s were called dead where only some of those that count are lost, "
                   f"and the card says more than "
                   "half")
           for kind, line in (("gradient", DEAD), ("update", STILL))),
-        Mistake("name by name", breaks="in the order of a step",
+        Mistake("name by name", violates="in the order of a step",
                 edits={"for name in step.gradients:": "for name in ():",
                        DEAD: "moving = gradient != 0\n"
                        "idle = (step.weights[name] - step.lr * gradient == step.weights[name]) & "
@@ -187,24 +188,26 @@ where_it_dies.judge_by(
                        "if idle.sum() > 0.5 * moving.sum() and not (there & (gradient == "
                        "0)).sum() > 0.5 * there.sum():\n"
                        '    return "update", name\n' + DEAD},
-                told="an update was found before the gradient of a later parameter: a step "
+                feedback="an update was found before the gradient of a later parameter: a step "
                 "computes all gradients before it "
                 "updates anything, so look through all gradients first, and then through all "
                 "updates"),
-        Mistake("in the order of the weights", breaks="in the order of `step.gradients`",
+        Mistake("in the order of the weights", violates="in the order of `step.gradients`",
                 edits={"for name, gradient in step.gradients.items():":
                        "for name, gradient in ((name, step.gradients[name]) for name in step.weights):"},
-                told="the first one in another order than that of `step.gradients` was returned: "
+                feedback="the first one in another order than that of `step.gradients` was returned: "
                 "backward starts at the last "
                 "layer, so loop over `step.gradients`"),
-        Mistake("no update dies", breaks="update", edits={IDLE: "idle = ~moving"},
-                told="no update was found dead. Compare new and old weights, both in fp16: float32 would keep small updates"),
+        Mistake("no update dies", violates="update", edits={IDLE: "idle = ~moving"},
+                feedback="no update was found dead. Compare new and old weights, both in fp16: float32 would keep small updates"),
         Mistake("updates of all elements", edits={MOVING: "moving = gradient == gradient"},
-                told="weights without a gradient stay the same, and rightly. Count only elements whose fp16 gradient is not 0"),
+                feedback="weights without a gradient stay the same, and rightly. Count only elements whose fp16 gradient is not "
+                         "0"),
         Mistake("updates by exact gradients", edits={MOVING: "moving = step.exact_gradients[name] != 0"},
-                told="elements whose fp16 gradient is lost were counted. Count those whose fp16 gradient is not 0"),
+                feedback="elements whose fp16 gradient is lost were counted. Count those whose fp16 gradient is not 0"),
         *(Mistake(f"update {limit}", edits={IDLE: f"idle = (step.lr * gradient).abs() {limit}"},
-                  told="updates were compared with a number or share of the weight: compare the new fp16 weight with the old one")
+                  feedback="updates were compared with a number or share of the weight: compare the new fp16 weight with the "
+                           "old one")
           for limit in ("== 0", "< 2**-10", *(f"{less} * weight.abs()" for less in ("< 2**-10", "< 2**-11", "<= 2**-12")))),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 from amp_course.scaler.exercises._shared import gradients, watch_steps
 from amp_course.watching.scene import flat
 
@@ -46,7 +46,7 @@ SIZES: tuple[Any, ...] = (5.0, 0.4, "inf", 3.0, 0.6, OVERFLOW, 1.5, 500.0, 2.0, 
 LIMITS = (2.0, 4.0, 2.0, 0.5, 4.0, 2.0, 0.5, 4.0, 1.0, 2.0)
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Norms above and below the limit, an inf, a scale that is too large, a growth of the scale, and a NaN at the end."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (2,), (5,))]
@@ -74,17 +74,17 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             given, case = (p for p in parameters), f"{case}, some of them from an earlier micro-batch"
         loss = torch.stack([(p * g).sum() for p, g in zip(parameters, true, strict=True)]).sum()
         got = call_answer(answer, case, loss, given, optimizer, scaler, limit)
-        facets = {
+        outputs = {
             "the number of optimizer steps": len(used),
             "the gradient at the step": list(used),
             "the weights after the step": flat(parameters),
             "the loss scale after the step": scaler.get_scale(),
         }
-        facets["the gradients after the call"] = "there" if gradients(optimizer).any() else "cleared"
+        outputs["the gradients after the call"] = "there" if gradients(optimizer).any() else "cleared"
         norm = math.nan if bad and got is None else read_number(got, case)  # then there may be nothing to log
-        facets["the norm that you return"] = float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
+        outputs["the norm that you return"] = float(f"{norm:.6g}") if not bad or math.isfinite(norm) else "inf or NaN"
         finite = [bool(one.isfinite().all()) for one in used]
-        yield Turn(case, facets, {}, {"finite": finite, "new scale": scaler.get_scale()})
+        yield Case(case, outputs, {}, {"finite": finite, "new scale": scaler.get_scale()})
 
 
 BACKWARD, UNSCALE = "scaler.scale(loss).backward()", "scaler.unscale_(optimizer)"
@@ -96,49 +96,57 @@ EACH = "for p in parameters:\n    "
 CLEARED = "{case}, the gradients are gone after the call: clear nothing, since the caller may want to look at them"
 
 clip_scaled.judge_by(
-    right=right, play=play, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
-        Mistake("clips before unscaling", breaks="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
-                told="the gradients were in effect clipped to `max_norm / scale`: unscale them first, then clip to `max_norm`"),
-        Mistake("clears what was there", breaks="Clear nothing", edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
-                told="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
+    right=right, cases=cases, tolerance=1e-3, said={"the gradients after the call": CLEARED}, mistakes=[
+        Mistake("clips before unscaling", violates="clip the norm of all gradients to `max_norm`", edits={UNSCALE: "pass"},
+                feedback="the gradients were in effect clipped to `max_norm / scale`: unscale them first, then clip to "
+                         "`max_norm`"),
+        Mistake("clears what was there", violates="Clear nothing", edits={BACKWARD: f"optimizer.zero_grad()\n{BACKWARD}"},
+                feedback="the gradients of an earlier micro-batch are gone: leave `optimizer.zero_grad()` to the caller"),
         Mistake("no scaler", edits={BACKWARD: "loss.backward()", UNSCALE: "pass", STEP: "optimizer.step()", UPDATE: "pass"},
-                told="the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, step, update"),
+                feedback="the scaler took no part, so earlier gradients kept their scale: scale, unscale, clip, step, update"),
         Mistake("unscales before backward", edits={BACKWARD: f"{UNSCALE}\n{BACKWARD}", UNSCALE: "pass"},
-                told="there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and clear none in between"),
+                feedback="there were no gradients to unscale: call `backward()` before `scaler.unscale_`, and clear none in "
+                         "between"),
         Mistake("no update", edits={UPDATE: "pass"},
-                told="`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each step, skipped or not"),
+                feedback="`scaler.unscale_` ran twice with no `scaler.update()` in between: update after each step, skipped or "
+                         "not"),
         Mistake("updates before the step", edits={STEP: UPDATE, UPDATE: STEP},
-                told="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
-        Mistake("steps by hand", breaks="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
-                told="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` cannot"),
+                feedback="`scaler.update()` ran before the step, which then unscaled the gradients once more: update last"),
+        Mistake("steps by hand", violates="A step that overflows must be skipped", edits={STEP: "optimizer.step()"},
+                feedback="the optimizer stepped on an overflow. `scaler.step(optimizer)` skips that step; `optimizer.step()` "
+                         "cannot"),
         Mistake("cleans inf away", edits={UNSCALE: f"{LIST}\n{EACH}p.grad.nan_to_num_()\n{UNSCALE}"},
-                told="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them in"),
+                feedback="inf and NaN were replaced by numbers, so the scaler could not find them and skip the step: leave them "
+                         "in"),
         Mistake("unscales by hand", edits={UNSCALE: f"{LIST}\n{EACH}p.grad /= scaler.get_scale()"},
-                told="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
+                feedback="the gradients were divided by the scale twice. `scaler.step` does it, unless `scaler.unscale_` has"),
         Mistake("loss not scaled", edits={BACKWARD: "loss.backward()"},
-                told="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the loss"),
+                feedback="`backward()` ran on the plain loss, and the gradients were divided by the scale anyway: scale the "
+                         "loss"),
         Mistake("returns before the update", edits={STEP: f"if not norm.isfinite():\n    return norm\n{STEP}"},
-                told="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
+                feedback="`scaler.update()` does not run after an overflow, so the scale does not fall: call it every time"),
         Mistake("no clipping", edits={CLIP: NORM},
-                told="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
-        Mistake("reads a generator twice", breaks="may be a generator",
+                feedback="the optimizer got the gradients unclipped: limit their norm to `max_norm` before the step"),
+        Mistake("reads a generator twice", violates="may be a generator",
                 edits={CLIP: f"{NORM.partition(chr(10))[2]}\n{EACH}p.grad *= min(1.0, max_norm / float(norm))"},
-                told="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it can be read only "
+                feedback="nothing was clipped where `parameters` is a generator, as `model.parameters()` is: it can be read only "
                 "once. Begin with `parameters = list(parameters)`, or leave norm and clipping to `clip_grad_norm_`"),
         Mistake("always to max_norm", edits={CLIP: f"{NORM}\n{EACH}p.grad *= max_norm / norm"},
-                told="gradients below the limit were made larger: clip only if the norm exceeds it"),
+                feedback="gradients below the limit were made larger: clip only if the norm exceeds it"),
         Mistake("clips values", edits={CLIP: f"{NORM}\ntorch.nn.utils.clip_grad_value_(parameters, max_norm)"},
-                told="each element was limited to ±`max_norm`, which changes the direction. Clip the norm of all together"),
-        Mistake("each parameter on its own", breaks="of all gradients",
+                feedback="each element was limited to ±`max_norm`, which changes the direction. Clip the norm of all together"),
+        Mistake("each parameter on its own", violates="of all gradients",
                 edits={CLIP: f"{NORM}\n{EACH}torch.nn.utils.clip_grad_norm_([p], max_norm)"},
-                told="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
+                feedback="each parameter was clipped on its own, which changes the direction. Clip the norm of all together"),
         Mistake("returns the norm of the scaled gradients", edits={CLIP: f"scale = scaler.get_scale()\n{CLIP}\nnorm *= scale"},
-                told="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
-        Mistake("returns the norm after clipping", breaks="before clipping",
+                feedback="the norm that you return carries the scale: log the norm of the true gradients, before clipping"),
+        Mistake("returns the norm after clipping", violates="before clipping",
                 edits={CLIP: f"{LIST}\n{CLIP}", "return norm": f"{NORM}\nreturn norm"},
-                told="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from before"),
-        Mistake("no step", edits={STEP: "pass"}, told="no step was taken: call `scaler.step(optimizer)` before the update"),
+                feedback="the norm that you return is that of the clipped gradients. `clip_grad_norm_` returns the one from "
+                         "before"),
+        Mistake("no step", edits={STEP: "pass"}, feedback="no step was taken: call `scaler.step(optimizer)` before the update"),
         Mistake("raises on an overflow", edits={CLIP: CLIP[:-1] + ", error_if_nonfinite=True)"},
-                told="an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there to skip that step"),
+                feedback="an overflow stops the training: leave `error_if_nonfinite` out, for the scaler is there to skip that "
+                         "step"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, is_blank, read_number, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, is_blank, read_number, read_tensor
 from amp_course.scaler.exercises._shared import gradients, watch_steps
 from amp_course.watching.scene import flat
 
@@ -96,7 +96,7 @@ class _Run:
         if missing := [f"`{one}`" for one in METHODS if not hasattr(self.scaler, one)]:
             raise Wrong(f"the scaler has no method {' and no '.join(missing)}")
 
-    def play(self, rows: str, unscaled: bool = False) -> Iterator[Turn]:
+    def cases(self, rows: str, unscaled: bool = False) -> Iterator[Case]:
         """Train on rows like "iN": inf in the first optimizer's first gradient, NaN in the other's last; with "_", one rests."""
         for row in rows.split():
             self.number += 1
@@ -118,19 +118,19 @@ class _Run:
                 scaled.append(read_tensor(loss, case, shape=(), subject="`scale(loss)` returned").float())
                 call_answer(loss.backward, case)
             plain = [one.detach() for one in losses]
-            facets: dict[str, Any] = {"the scaled loss": scaled, "the loss given to `scale`": plain}
+            outputs: dict[str, Any] = {"the scaled loss": scaled, "the loss given to `scale`": plain}
             for _, which, place in at_work if unscaled else ():
                 if place == 0 or self.number % 2:  # else `step` has to unscale
                     call_answer(self.scaler.unscale_, case, self.optimizers[place])
-                    facets[f"the {which} optimizer's gradient"] = gradients(self.optimizers[place])
+                    outputs[f"the {which} optimizer's gradient"] = gradients(self.optimizers[place])
                     nn.utils.clip_grad_value_(self.parameters[place][::2], 0.03)  # an inf is finite then
             for _, _, place in at_work if self.number % 3 else at_work[::-1]:
                 call_answer(self.scaler.step, case, self.optimizers[place])
             call_answer(self.scaler.update, case)
             used, weights = [self.used[place] for _, _, place in at_work], [flat(one) for one in self.parameters]
             left = [gradients(one) for one in self.optimizers]
-            yield Turn(case, {
-                **facets,
+            yield Case(case, {
+                **outputs,
                 "the number of optimizer steps": [len(one) for one in used],
                 "the gradient at the step": [one for steps in used for one in steps],
                 "the weights": weights,
@@ -142,35 +142,35 @@ class _Run:
         return read_number(call_answer(self.scaler.get_scale, case), case, "`get_scale()` returned")
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """A run with a save and load in it, two at the ends of float32, and one in which the caller unscales."""
     usual, other = (dict(zip(OPTIONS, one, strict=True)) for one in ((8.0, 4.0, 0.125, 3), (2.0**127, 2.0, 0.5, 2)))
     run = _Run("", answer, draw, **usual)
-    yield from run.play(f"{ROWS} n- .. .n ..")
+    yield from run.cases(f"{ROWS} n- .. .n ..")
     state = call_answer(run.scaler.state_dict, "while saving")
     if state is None:
         raise Wrong("`state_dict()` returned None: return what the scaler has to remember")
 
     saved, scale = repr(state), run.scale("while saving")
     for case in ("after a save, and a load into a scaler made with 2^127", "after loading the state a second time"):
-        list(_Run("", lambda: run.scaler, draw).play("ii .. .."))  # it trains on, and the state must not follow
+        list(_Run("", lambda: run.scaler, draw).cases("ii .. .."))  # it trains on, and the state must not follow
         run.name, run.scaler = "after a save and load, ", call_answer(answer, "while making a scaler", **other)
         call_answer(run.scaler.load_state_dict, "while loading", state)
         now = run.scale(case)
         changed = repr(state) != saved and now != scale
-        yield Turn(case, {"the saved state": "changed" if changed else "kept", "the scale": now})
-    yield from run.play(".. .. .i .. .. .. .. N. .I")
+        yield Case(case, {"the saved state": "changed" if changed else "kept", "the scale": now})
+    yield from run.cases(".. .. .i .. .. .. .. N. .I")
     for power in (127, -126):
         run = _Run(f"with a saved scale of 2^{power}, ", answer, draw, **{**other, "init_scale": 2.0**power})
         state = call_answer(run.scaler.state_dict, "while saving")
         run.scaler = call_answer(answer, "while making a scaler", **usual)
         call_answer(run.scaler.load_state_dict, "while loading", state)
-        yield from run.play("i. .. .. .. .. .. i. .. ..")
+        yield from run.cases("i. .. .. .. .. .. i. .. ..")
     if is_blank(getattr(run.scaler, "unscale_", ...)):
         answer = MyScaler
     run = _Run("in a run with clipping, ", answer, draw, **usual)
-    for turn in run.play(f"{ROWS} .n ..", unscaled=True):  # under other names, in case `unscale_` is blank
-        yield Turn(turn.case, {f"{facet} after `unscale_`": value for facet, value in turn.facets.items()})
+    for turn in run.cases(f"{ROWS} .n ..", unscaled=True):  # under other names, in case `unscale_` is blank
+        yield Case(turn.name, {f"{output} after `unscale_`": value for output, value in turn.outputs.items()})
 
 
 SCALE, STEP, CLEAR = "return loss * self._scale", "optimizer.step()", "self._found.clear()"
@@ -185,50 +185,56 @@ CLEARED = "`step` or `update` cleared the gradients: leave that to the caller"
 GRADS = 'grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]'
 
 scaler_class.judge_by(
-    right=MyScaler, play=play, said={"the saved state": CHANGED, LEFT: CLEARED}, mistakes=[
-        Mistake("does not scale", edits={SCALE: "return loss"}, told="`scale(loss)` is not the loss times the scale"),
+    right=MyScaler, cases=cases, said={"the saved state": CHANGED, LEFT: CLEARED}, mistakes=[
+        Mistake("does not scale", edits={SCALE: "return loss"}, feedback="`scale(loss)` is not the loss times the scale"),
         Mistake("never unscales", edits={FIND: FIND.replace("g.div_(self._scale)", "g")},
-                told="the gradients still carry the scale at the step: divide each `p.grad` in place, in `step` or before it"),
+                feedback="the gradients still carry the scale at the step: divide each `p.grad` in place, in `step` or before "
+                         "it"),
         Mistake("trips on a missing gradient", edits={GRADS: GRADS.replace(" if p.grad is not None", "")},
-                told="a parameter has no gradient: `p.grad` is None, as in a frozen or unused layer. Skip it"),
+                feedback="a parameter has no gradient: `p.grad` is None, as in a frozen or unused layer. Skip it"),
         Mistake("first group only", edits={GRADS: GRADS.replace("_groups", "_groups[:1]")},
-                told="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
+                feedback="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
         Mistake("one flag for all", edits={FIRST: "if not self._found:", IF: "if not self._found.get(id(optimizer)):"},
-                told="only one of the two optimizers gets unscaled gradients: remember for each whether it is unscaled"),
-        Mistake("unscales twice", breaks="if you write it, it has to work", edits={FIRST: "if True:"},
-                told="`step` divided gradients that the caller had unscaled already: remember that for each optimizer"),
-        Mistake("steps on inf", breaks="inf and NaN", edits={IF: "if True:"},
-                told="the optimizer stepped with inf or NaN in its gradients: call `optimizer.step()` only if all are finite"),
+                feedback="only one of the two optimizers gets unscaled gradients: remember for each whether it is unscaled"),
+        Mistake("unscales twice", violates="if you write it, it has to work", edits={FIRST: "if True:"},
+                feedback="`step` divided gradients that the caller had unscaled already: remember that for each optimizer"),
+        Mistake("steps on inf", violates="inf and NaN", edits={IF: "if True:"},
+                feedback="the optimizer stepped with inf or NaN in its gradients: call `optimizer.step()` only if all are "
+                         "finite"),
         Mistake("misses NaN",
                 edits={FIND: FIND.replace("not g.div_(self._scale).isfinite().all()", "g.div_(self._scale).isinf().any()")},
-                told="the optimizer stepped with NaN in its gradients. NaN is not inf: `torch.isfinite` finds both"),
-        Mistake("never steps", edits={STEP: "pass"}, told="`step(optimizer)` never calls `optimizer.step()`"),
+                feedback="the optimizer stepped with NaN in its gradients. NaN is not inf: `torch.isfinite` finds both"),
+        Mistake("never steps", edits={STEP: "pass"}, feedback="`step(optimizer)` never calls `optimizer.step()`"),
         Mistake("never forgets who is unscaled", edits={CLEAR: "pass"},
-                told="an optimizer is unscaled at its first step only: `update()` has to forget which ones are unscaled"),
-        Mistake("shares what is found", breaks="two optimizers", edits={IF: "if not any(self._found.values()):"},
-                told="one optimizer's step was skipped for the other one's inf or NaN: keep what each found separate"),
+                feedback="an optimizer is unscaled at its first step only: `update()` has to forget which ones are unscaled"),
+        Mistake("shares what is found", violates="two optimizers", edits={IF: "if not any(self._found.values()):"},
+                feedback="one optimizer's step was skipped for the other one's inf or NaN: keep what each found separate"),
         Mistake("the last optimizer decides", edits={FOUND: "found = list(self._found.values())[-1]"},
-                told="the last optimizer's clean step hid what another one found: the scale backs off if any finds something"),
+                feedback="the last optimizer's clean step hid what another one found: the scale backs off if any finds "
+                         "something"),
         Mistake("keeps the streak after growth", edits={"self._streak = 0": "pass"},
-                told="the streak goes on after a growth: set it to 0 there, or the scale grows too soon, or never again"),
+                feedback="the streak goes on after a growth: set it to 0 there, or the scale grows too soon, or never again"),
         Mistake("grows on and on", edits={"self._streak = 0": "pass", GROWS: "elif self._streak >= self._interval:"},
-                told="after its first growth the scale grows at every clean step: set the streak to 0 when it grows"),
+                feedback="after its first growth the scale grows at every clean step: set the streak to 0 when it grows"),
         Mistake("grows late", edits={GROWS: "elif self._streak > self._interval:"},
-                told="the scale grows one clean update late: count this update first, then compare with the interval"),
+                feedback="the scale grows one clean update late: count this update first, then compare with the interval"),
         Mistake("looks at the gradients again", edits={IF: "if gradients(optimizer).isfinite().all():"},
-                told="`step` skips by what the gradients are now, after clipping: keep the note of what `unscale_` found"),
+                feedback="`step` skips by what the gradients are now, after clipping: keep the note of what `unscale_` found"),
         Mistake("a skip does not end the streak", edits={STREAK: "self._streak += not found"},
-                told="the streak goes on after a skipped step. Inf or NaN ends it, and the next growth needs a whole new one"),
-        Mistake("grows to inf", breaks="to the last bit", edits={GROWN: "self._scale = grown"},
-                told="the scale grew past float32's largest number: torch leaves it unchanged there and restarts the streak"),
+                feedback="the streak goes on after a skipped step. Inf or NaN ends it, and the next growth needs a whole new "
+                         "one"),
+        Mistake("grows to inf", violates="to the last bit", edits={GROWN: "self._scale = grown"},
+                feedback="the scale grew past float32's largest number: torch leaves it unchanged there and restarts the streak"),
         Mistake("floor of 1", edits={BACKOFF: "self._scale = max(self._scale * self._backoff, 1.0)"},
-                told="the scale stops falling at 1. There is no floor in torch's, and a scale below 1 is a sign of a real fault"),
+                feedback="the scale stops falling at 1. There is no floor in torch's, and a scale below 1 is a sign of a real "
+                         "fault"),
         Mistake("forgets the scale", edits={LOAD: 'self.__dict__.update({**state, "_scale": self._scale})'},
-                told="a loaded scaler does not have the saved scale: `state_dict` has to hold it, `load_state_dict` to set it"),
-        Mistake("the saved state changes", edits={SAVE: "return self.__dict__"}, told=CHANGED),
-        Mistake("forgets the streak", breaks="a save and load", edits={LOAD: 'self.__dict__.update({**state, "_streak": 0})'},
-                told="a loaded scaler does not go on with the saved streak of clean steps: save that, too, and put it back"),
+                feedback="a loaded scaler does not have the saved scale: `state_dict` has to hold it, `load_state_dict` to set "
+                         "it"),
+        Mistake("the saved state changes", edits={SAVE: "return self.__dict__"}, feedback=CHANGED),
+        Mistake("forgets the streak", violates="a save and load", edits={LOAD: 'self.__dict__.update({**state, "_streak": 0})'},
+                feedback="a loaded scaler does not go on with the saved streak of clean steps: save that, too, and put it back"),
         Mistake("forgets its options", edits={LOAD: 'self._scale, self._streak = state["_scale"], state["_streak"]'},
-                told="a loaded scaler uses the factors and the interval it was made with: save them, too, and put them back"),
+                feedback="a loaded scaler uses the factors and the interval it was made with: save them, too, and put them back"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.checking import Case, Exercise, Mistake, call_answer
 from amp_course.scaler.exercises._shared import watch_steps
 
 scheduler_waits = Exercise(
@@ -42,7 +42,7 @@ TURNS = (
 )  # fmt: skip
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """A warm-up from a learning rate of 0, with every kind of bad gradient; the scale grows after two clean steps."""
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD([{"params": one} for one in parameters], lr=0.1)
@@ -66,14 +66,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         moved = scheduler._step_count
         with warnings.catch_warnings(action="ignore"):  # torch's own, on a scheduler that steps first
             call_answer(answer, case, loss, optimizer, scaler, scheduler)
-        clues = {"finite": [bool(one.isfinite().all()) for one in used]}
-        yield Turn(case, {
+        evidence = {"finite": [bool(one.isfinite().all()) for one in used]}
+        yield Case(case, {
             "the number of optimizer steps": len(used),
             "the gradient at the step": list(used),
             "the learning rate at the step": rates[0] if rates else "unknown",
             "the number of scheduler steps": scheduler._step_count - moved,
             "the loss scale after the call": scaler.get_scale(),
-        }, {}, clues)  # fmt: skip
+        }, {}, evidence)  # fmt: skip
 
 
 BEFORE, STEP, UPDATE = "before = scaler.get_scale()", "scaler.step(optimizer)", "scaler.update()"
@@ -91,35 +91,40 @@ def _moves_if(clean: str) -> dict[str, str]:
 
 
 scheduler_waits.judge_by(
-    right=right, play=play, tolerance=1e-5, mistakes=[
-        Mistake("always", breaks="only if the optimizer really stepped", edits={BEFORE: "pass", IF: "if True:"},
-                told="the scheduler moves on after a skip: see whether the scale is lower after `update()` than it was before"),
+    right=right, cases=cases, tolerance=1e-5, mistakes=[
+        Mistake("always", violates="only if the optimizer really stepped", edits={BEFORE: "pass", IF: "if True:"},
+                feedback="the scheduler moves on after a skip: see whether the scale is lower after `update()` than it was "
+                         "before"),
         Mistake("takes growth for a skip", edits={IF: "if scaler.get_scale() == before:"},
-                told="the scheduler also waits after the scale grew. Only a fall of the scale means a skip: test for `>=`"),
+                feedback="the scheduler also waits after the scale grew. Only a fall of the scale means a skip: test for `>=`"),
         Mistake("moves only when the scale grows", edits={IF: "if scaler.get_scale() > before:"},
-                told="the scheduler moves only when the scale grew. The same scale also means a step: compare with `>=`"),
+                feedback="the scheduler moves only when the scale grew. The same scale also means a step: compare with `>=`"),
         Mistake("also moves after a fall", edits={IF: "if scaler.get_scale() <= before:"},
-                told="the scheduler moves when the scale fell, after a skip, and waits when it grew: compare with `>=`"),
+                feedback="the scheduler moves when the scale fell, after a skip, and waits when it grew: compare with `>=`"),
         Mistake("looks for moved weights", edits={BEFORE: WEIGHTS, IF: IF_MOVED},
-                told="the scheduler waits when a step leaves the weights unchanged, as with the learning rate of 0 at the start"),
-        Mistake("backward again", breaks="called after `backward()`", edits={BEFORE: f"scaler.scale(loss).backward()\n{BEFORE}"},
-                told="`backward()` has run when your function is called: the gradients are there, the loss is for logging"),
+                feedback="the scheduler waits when a step leaves the weights unchanged, as with the learning rate of 0 at the "
+                         "start"),
+        Mistake("backward again", violates="called after `backward()`",
+                edits={BEFORE: f"scaler.scale(loss).backward()\n{BEFORE}"},
+                feedback="`backward()` has run when your function is called: the gradients are there, the loss is for logging"),
         Mistake("never moves", edits={BEFORE: "pass", STEP: f"stepped = {STEP}", IF: "if stepped is not None:"},
-                told="the scheduler never moves. Step it unless `update()` lowers the scale: `scaler.step` always returns None"),
-        Mistake("looks at the loss", breaks="The loss is only for logging", edits=_moves_if("loss.isfinite()"),
-                told=f"the scheduler moves if the loss is finite, but its scaled gradients may not be. {_ASK}"),
+                feedback="the scheduler never moves. Step it unless `update()` lowers the scale: `scaler.step` always returns "
+                         "None"),
+        Mistake("looks at the loss", violates="The loss is only for logging", edits=_moves_if("loss.isfinite()"),
+                feedback=f"the scheduler moves if the loss is finite, but its scaled gradients may not be. {_ASK}"),
         Mistake("misses NaN", edits=_moves_if("not any(g.isinf().any() for g in grads)"),
-                told=f"the scheduler moves after a NaN. It is not inf, but it makes the scaler skip, too. {_ASK}"),
+                feedback=f"the scheduler moves after a NaN. It is not inf, but it makes the scaler skip, too. {_ASK}"),
         Mistake("misses inf", edits=_moves_if("not any(g.isnan().any() for g in grads)"),
-                told=f"the scheduler moves after an inf. It is not NaN, but it makes the scaler skip, too. {_ASK}"),
+                feedback=f"the scheduler moves after an inf. It is not NaN, but it makes the scaler skip, too. {_ASK}"),
         Mistake("looks at the first gradient only", edits=_moves_if("grads[0].isfinite().all()"),
-                told=f"the scheduler missed a bad number that was not among the gradients you look at. {_ASK}"),
-        *[Mistake(name, breaks="then step the learning rate scheduler", edits={BEFORE: before, IF: "if False:"},
-                  told="the scheduler moved before the optimizer, so this step ran with the learning rate of the next")
+                feedback=f"the scheduler missed a bad number that was not among the gradients you look at. {_ASK}"),
+        *[Mistake(name, violates="then step the learning rate scheduler", edits={BEFORE: before, IF: "if False:"},
+                  feedback="the scheduler moved before the optimizer, so this step ran with the learning rate of the next")
           for name, before in (("first", f"{CLEAN}\nif clean:\n    {MOVE}"), ("first and always", MOVE))],
         Mistake("steps by hand", edits={BEFORE: "pass", STEP: "optimizer.step()", UPDATE: "pass", IF: "if True:"},
-                told="`optimizer.step()` was called directly: leave it to `scaler.step`, which unscales, and skips inf and NaN"),
+                feedback="`optimizer.step()` was called directly: leave it to `scaler.step`, which unscales, and skips inf and "
+                         "NaN"),
         Mistake("hands the scheduler an argument", edits={MOVE: "scheduler.step(loss)"},
-                told="the scheduler's count is off: `scheduler.step()` takes no argument here, and certainly not the loss"),
+                feedback="the scheduler's count is off: `scheduler.step()` takes no argument here, and certainly not the loss"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer
+from amp_course.checking import Case, Exercise, Mistake, call_answer
 from amp_course.scaler.exercises._shared import watch_steps
 from amp_course.watching.scene import Scene, flat
 
@@ -60,7 +60,7 @@ INEXACT = "at step {number}, {got} of 712 gradients are off by more than 0.1 %: 
 STEPS = (1, 2.0**17, _TINY), (2, 1.0, 8.0), (1, 4.0, _TINY), (3, 2.0**27, _TINY)
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Four steps with small, large and no scale; the optimizer has two groups, and one parameter that is not used."""
     scene = Scene(draw, 7)
     body, batches, factors = scene.model, iter(scene.batches), list[float]()
@@ -88,16 +88,16 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         fits = (scale, scale / size)  # the mean may be taken in the losses or in the gradients
         others = [one for one in factors if not any(math.isclose(one, fit, rel_tol=1e-3) for fit in fits)]
         factor = others[0] if others and size == 1 else scale
-        done = scene.facets(update)
+        done = scene.outputs(update)
         done |= {"the number of optimizer steps": len(used), "the gradient at the step": list(used)}
         if size == 1:  # then every right answer has the same gradients
             off = [int(((one - true).abs() > 1e-3 * true.abs()).sum()) for one in used]
             done[OFF] = sum(off)
-        facets: dict[str, Any] = {"the number that the loss is multiplied by before `backward()`": factor}
-        facets |= {facet: done[facet] for facet in done if "step" in facet or "weights" in facet}
-        facets["the learning rate that you leave"] = [float(group["lr"]) for group in scene.optimizer.param_groups]
-        facets["the mode that you leave the model in"] = "train" if model.training and body.training else "eval"
-        yield Turn(case, facets, {"size": size, "number": number}, {"losses": len(factors), "scaled": not others})
+        outputs: dict[str, Any] = {"the number that the loss is multiplied by before `backward()`": factor}
+        outputs |= {output: done[output] for output in done if "step" in output or "weights" in output}
+        outputs["the learning rate that you leave"] = [float(group["lr"]) for group in scene.optimizer.param_groups]
+        outputs["the mode that you leave the model in"] = "train" if model.training and body.training else "eval"
+        yield Case(case, outputs, {"size": size, "number": number}, {"losses": len(factors), "scaled": not others})
 
 
 LOOP, EACH = "for inputs, targets in batches:", "for parameter in model.parameters():"
@@ -106,34 +106,40 @@ HAS, DIVIDE = "if parameter.grad is not None:", "parameter.grad.div_(scale)"
 STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
 
 static_scaling.judge_by(
-    right=right, play=play, tolerance=1e-2, said={OFF: INEXACT}, mistakes=[
-        Mistake("forgets to unscale", breaks="the optimizer must get the true ones", edits={DIVIDE: "pass"},
-                told="the gradients still carry the scale at the optimizer step: divide every `parameter.grad` first, in place"),
+    right=right, cases=cases, tolerance=1e-2, said={OFF: INEXACT}, mistakes=[
+        Mistake("forgets to unscale", violates="the optimizer must get the true ones", edits={DIVIDE: "pass"},
+                feedback="the gradients still carry the scale at the optimizer step: divide every `parameter.grad` first, in "
+                         "place"),
         Mistake("unscales the first group only", edits={EACH: 'for parameter in optimizer.param_groups[0]["params"]:'},
-                told="the second parameter group still carries the scale: divide the gradients of every group"),
-        Mistake("backward from the plain loss", breaks="with `scale` as a fixed loss scale", edits={BACKWARD: "loss.backward()"},
-                told="the loss was not scaled, and fp16 loses small gradients of a plain loss: call `(loss * scale).backward()`"),
+                feedback="the second parameter group still carries the scale: divide the gradients of every group"),
+        Mistake("backward from the plain "
+                "loss", violates="with `scale` as a fixed loss scale", edits={BACKWARD: "loss.backward()"},
+                feedback="the loss was not scaled, and fp16 loses small gradients of a plain loss: call `(loss * "
+                         "scale).backward()`"),
         Mistake("ignores the scale that it gets", edits={LOOP: f"scale = 2.0**16\n{LOOP}"},
-                told="the loss is always scaled by the same number, whatever is passed in: use the argument `scale`"),
+                feedback="the loss is always scaled by the same number, whatever is passed in: use the argument `scale`"),
         Mistake("unscales inside the loop", edits={BACKWARD: f"{BACKWARD}\n{EACH}\n    {HAS}\n        {DIVIDE}", DIVIDE: "pass"},
-                told="the gradients of earlier micro-batches are divided again and again: unscale once, after the loop"),
-        Mistake("sum instead of mean", breaks="the mean of the losses", edits={MEAN: MEAN.removesuffix(" / len(batches)")},
-                told="the gradients of {size} micro-batches were added up. For their mean, divide each loss by `len(batches)`"),
+                feedback="the gradients of earlier micro-batches are divided again and again: unscale once, after the loop"),
+        Mistake("sum instead of mean", violates="the mean of the losses", edits={MEAN: MEAN.removesuffix(" / len(batches)")},
+                feedback="the gradients of {size} micro-batches were added up. For their mean, divide each loss by "
+                         "`len(batches)`"),
         Mistake("clears inside the loop", edits={MEAN: f"{CLEAR}\n{MEAN}"},
-                told="the gradients are cleared before each micro-batch, so only the last one counts: clear once a step"),
-        Mistake("never clears", breaks="Gradients of one step must not reach the next", edits={CLEAR: "pass"},
-                told="the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step"),
+                feedback="the gradients are cleared before each micro-batch, so only the last one counts: clear once a step"),
+        Mistake("never clears", violates="Gradients of one step must not reach the next", edits={CLEAR: "pass"},
+                feedback="the gradients are never cleared, so they add up: call `optimizer.zero_grad()` once a step"),
         Mistake("clears before the step", edits={STEP: f"{CLEAR}\n{STEP}"},
-                told="the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, step, clear"),
-        Mistake("a step for each micro-batch", breaks="one optimizer step",
+                feedback="the gradients were gone when the optimizer stepped. The order is: `backward()`, unscale, step, clear"),
+        Mistake("a step for each micro-batch", violates="one optimizer step",
                 answer=lambda model, batches, *rest: any(map(lambda one: right(model, [one], *rest), batches)),
-                told="the optimizer stepped once for each micro-batch. Together they are one batch: step once, after the loop"),
-        Mistake("trips on a missing gradient", breaks="A parameter may have no gradient", edits={HAS: "if True:"},
-                told="`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip such a parameter"),
-        Mistake("fills in missing gradients", breaks="and then gets none",
+                feedback="the optimizer stepped once for each micro-batch. Together they are one batch: step once, after the "
+                         "loop"),
+        Mistake("trips on a missing gradient", violates="A parameter may have no gradient", edits={HAS: "if True:"},
+                feedback="`parameter.grad` is None: as in an unused layer, or anywhere after `zero_grad()`. Skip such a "
+                         "parameter"),
+        Mistake("fills in missing gradients", violates="and then gets none",
                 edits={HAS: "if parameter.grad is None:\n    parameter.grad = torch.zeros_like(parameter)\nif True:"},
-                told="a weight without a gradient moved: it got one of zeros, and weight decay did the rest. Leave it None"),
+                feedback="a weight without a gradient moved: it got one of zeros, and weight decay did the rest. Leave it None"),
         Mistake("weights by the sizes", edits={MEAN: MEAN.replace("len(b", "sum(len(x) for x, _ in b") + " * len(inputs)"},
-                told="larger micro-batches count for more. The mean of the losses gives each the same weight, 1/{size}"),
+                feedback="larger micro-batches count for more. The mean of the losses gives each the same weight, 1/{size}"),
     ],
 )  # fmt: skip

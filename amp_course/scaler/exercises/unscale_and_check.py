@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_bool, read_number
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_bool, read_number
 
 unscale_and_check = Exercise(
     chapter="scaler", name="unscale_and_check", number=2, title="Unscale, and find inf", difficulty=2, importance=5, minutes=8,
@@ -42,7 +42,7 @@ def right(optimizer: torch.optim.Optimizer, scale: float) -> bool:
 _BAD = [{place: bad} for place in (0, 2, 3, 4) for bad in ("inf", "NaN", "-inf")]
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Nothing to find; huge gradients with no scale; an inf, NaN or −inf in each gradient; two of them at once; nothing again."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for number, planted in enumerate(({}, {}, *_BAD[:6], {}, *_BAD[6:], {0: "inf", 3: "NaN"}, {})):
@@ -61,7 +61,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         optimizer = torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}])
         got = call_answer(answer, case, optimizer, scale)
         changed = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
-        yield Turn(case, {
+        yield Case(case, {
             "the number of changed weights": changed,
             "the gradient": [None if p.grad is None else p.grad.detach().clone() for p in parameters],
             "what you return": _read_found(got, case),
@@ -93,32 +93,35 @@ MISSES = {
 }  # fmt: skip
 
 unscale_and_check.judge_by(
-    right=right, play=play, mistakes=[
-        Mistake("new tensors", breaks="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
-                told="the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or assign the quotient"),
-        Mistake("stops at the first parameter", breaks="divide every gradient",
+    right=right, cases=cases, mistakes=[
+        Mistake("new tensors", violates="so that `parameter.grad` holds the result", edits={DIVIDE: "pass"},
+                feedback="the gradients are unchanged: divide each in place, `parameter.grad.div_(scale)`, or assign the "
+                         "quotient"),
+        Mistake("stops at the first parameter", violates="divide every gradient",
                 edits={FIND: "return not bool(parameter.grad.isfinite().all())"},
-                told="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
+                feedback="only the first gradient was unscaled: look for a `return` or a `break` that ends the loop too early"),
         Mistake("returns before the rest", edits={FIND: "if not parameter.grad.isfinite().all():\n    return True"},
-                told="gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` may skip them"),
+                feedback="gradients after an inf or NaN are not divided: no `return`, `break`, `or` or `any(…)` may skip them"),
         Mistake("skips what is not finite", edits={DIVIDE: "if parameter.grad.isfinite().all():\n    parameter.grad.div_(scale)"},
-                told="a gradient with inf or NaN in it still carries the scale: unscale that one as well"),
+                feedback="a gradient with inf or NaN in it still carries the scale: unscale that one as well"),
         Mistake("first group only", edits={LOOP: "for group in optimizer.param_groups[:1]:"},
-                told="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
+                feedback="the second parameter group still carries the scale: loop over all of `optimizer.param_groups`"),
         Mistake("cleans inf away", edits={FIND: f"{FIND}\nparameter.grad.nan_to_num_()"},
-                told="inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped anyway"),
-        Mistake("trips on a missing gradient", breaks="A parameter may have no gradient", edits={HAS: "if True:"},
-                told="a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. Skip it"),
-        *[Mistake(f"misses {what.split(',')[0]}", breaks="contains inf or NaN", edits=_finds(test),
-                  told=f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN alike")
+                feedback="inf and NaN were replaced by numbers. Report them and leave them in: the step is skipped anyway"),
+        Mistake("trips on a missing gradient", violates="A parameter may have no gradient", edits={HAS: "if True:"},
+                feedback="a parameter has no gradient: `parameter.grad` is None, as in a frozen or unused layer. Skip it"),
+        *[Mistake(f"misses {what.split(',')[0]}", violates="contains inf or NaN", edits=_finds(test),
+                  feedback=f"{what} was missed. `torch.isfinite(gradient).all()` is False for inf, −inf and NaN alike")
           for what, test in MISSES.items()],
         Mistake("leaves the loop at a missing gradient", edits={HAS: "if parameter.grad is None:\n    break\nif True:"},
-                told="after a parameter without a gradient, others in its group still carry the scale. Skip it with `continue`"),
+                feedback="after a parameter without a gradient, others in its group still carry the scale. Skip it with "
+                         "`continue`"),
         Mistake("checks a sum or a norm", edits=_finds("not g.sum().isfinite()"),
-                told="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no limit"),
+                feedback="you return True for large but finite gradients. Ask `torch.isfinite` of each element, and set no "
+                         "limit"),
         Mistake("the last gradient decides", edits={FIND: FIND.replace("found or ", "")},
-                told="only the last gradient counts: keep what an earlier one has found, `found = found or …`"),
+                feedback="only the last gradient counts: keep what an earlier one has found, `found = found or …`"),
         Mistake("the other way round", edits={RETURN: "return not found"},
-                told="the answer is the wrong way round: return True if there is inf or NaN"),
+                feedback="the answer is the wrong way round: return True if there is inf or NaN"),
     ],
 )  # fmt: skip

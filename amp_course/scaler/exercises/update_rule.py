@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Results, Turn, call_answer, read_number, read_pair, show_number
+from amp_course.checking import Case, Exercise, Mistake, Results, call_answer, read_number, read_pair, show_number
 
 update_rule = Exercise(
     chapter="scaler", name="update_rule", number=3, title="The rule that finds the scale", difficulty=2, importance=4, minutes=8,
@@ -35,13 +35,16 @@ def right(scale: float, streak: int, found: bool, growth: float, backoff: float,
     return now.item(), float(clean.item())
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Every streak, clean and found, at usual and tiny scales, which have no floor, and where growth may leave float32."""
     usual = [1.25 * 2.0**10, 2.0 ** draw.randint(11, 16), *(2.0**power for power in (-3, -9, -20, -40, -126))]
     for growth, backoff, interval in ((2.0, 0.5, draw.randint(3, 5)), (4.0, 0.25, 6), (1.5, 0.75, 2), (2.0, 0.5, 1)):
         rule = growth, backoff, interval
         words = f"growth {growth:g}, backoff {backoff:g}, interval {interval}"
-        for facet, scales in (("scale", usual), ("scale at the top of float32", [2.0**126, _NEAR_TOP, 1.5 * 2.0**127])):
+        for output, scales in (
+            ("scale", usual),
+            ("scale at the top of float32", [2.0**126, _NEAR_TOP, 1.5 * 2.0**127]),
+        ):
             results = Results(what="the next scale"), Results(what="the next streak")
             for scale, streak, found in itertools.product(scales, range(interval), (False, True)):
                 case = f"with scale {show_number(scale)}, streak {streak}, {words} and {FOUND[found]}"
@@ -49,7 +52,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
                 for result, one in zip(results, read_pair(got, case, "the pair (scale, streak)"), strict=True):
                     number = read_number(one, case)
                     result[case] = int(number) if result is results[1] and number.is_integer() else number
-            yield Turn("", {f"the next {facet}": results[0], "the next streak": results[1]}, {"interval": interval})
+            yield Case("", {f"the next {output}": results[0], "the next streak": results[1]}, {"interval": interval})
 
 
 def _unguarded(s: float, k: int, f: bool, g: float, b: float, n: int) -> Next:
@@ -62,33 +65,35 @@ def _streak(change: Callable[..., float]) -> Callable[..., Next]:
 
 
 update_rule.judge_by(
-    right=right, play=play, mistakes=[
-        Mistake("grows on a skipped step", breaks="whether this step found inf or NaN",
+    right=right, cases=cases, mistakes=[
+        Mistake("grows on a skipped step", violates="whether this step found inf or NaN",
                 answer=lambda s, k, f, g, b, n: right(s, k, f and k + 1 < n, g, b, n),
-                told="the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak"),
-        Mistake("keeps the streak on backoff", breaks="streak of clean steps",
+                feedback="the scale grows on a skipped step: after inf or NaN it backs off, whatever the streak"),
+        Mistake("keeps the streak on backoff", violates="streak of clean steps",
                 answer=_streak(lambda s, k, f, scale, streak: k if f else streak),
-                told="the streak goes on after a backoff. A skipped step ends it, and the next growth needs a whole new one"),
+                feedback="the streak goes on after a backoff. A skipped step ends it, and the next growth needs a whole new one"),
         Mistake("grows late or never", answer=lambda s, k, f, g, b, n: (s * b, 0.0) if f else (s, k + 1.0),
-                told="the scale does not grow at clean step number {interval} in a row: count this step first, then compare"),
+                feedback="the scale does not grow at clean step number {interval} in a row: count this step first, then compare"),
         Mistake("grows one step early",
                 answer=lambda s, k, f, g, b, n: (s * g, 0.0) if not f and k + 2 == n else right(s, k, f, g, b, n),
-                told="the scale grows too early: only after {interval} clean steps in a row"),
+                feedback="the scale grows too early: only after {interval} clean steps in a row"),
         Mistake("keeps the streak after growth", answer=_streak(lambda s, k, f, scale, streak: streak if f else k + 1),
-                told="the streak goes on after a growth: it counts clean steps since then, so set it to 0"),
-        Mistake("grows to inf", breaks="as torch's scaler computes them", answer=_unguarded,
-                told="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
+                feedback="the streak goes on after a growth: it counts clean steps since then, so set it to 0"),
+        Mistake("grows to inf", violates="as torch's scaler computes them", answer=_unguarded,
+                feedback="the scale grows past float32's largest number, to inf: grow only if the result is finite in float32"),
         Mistake("clamps at the top", answer=lambda *state: (min(_unguarded(*state)[0], _TOP), _unguarded(*state)[1]),
-                told="where growth would be inf, torch leaves the scale unchanged"),
+                feedback="where growth would be inf, torch leaves the scale unchanged"),
         Mistake("the streak goes on at the top", answer=_streak(lambda s, k, f, new, streak: streak if f or new != s else k + 1),
-                told="the streak goes on where the scale may not grow: it restarts at 0 there, as after a growth"),
+                feedback="the streak goes on where the scale may not grow: it restarts at 0 there, as after a growth"),
         Mistake("tests the old scale", answer=lambda *state: (right if state[0] >= 2.0**127 else _unguarded)(*state),
-                told="a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is finite in float32"),
+                feedback="a scale below 2^127 grows to inf if growth is above 2: ask whether `scale * growth` is finite in "
+                         "float32"),
         Mistake("floor of 1", answer=lambda *state: (max(right(*state)[0], 1.0), right(*state)[1]),
-                told="the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of a real fault"),
+                feedback="the scale stops falling at 1. torch's rule has no floor, and a scale below 1 is a sign of a real "
+                         "fault"),
         Mistake("always halves", answer=lambda s, k, f, g, b, n: right(s, k, f, g, 0.5, n),
-                told="the scale backs off by a factor other than the `backoff` that was passed in"),
+                feedback="the scale backs off by a factor other than the `backoff` that was passed in"),
         Mistake("always doubles", answer=lambda s, k, f, g, b, n: right(s, k, f, 2.0, b, n),
-                told="the scale grows by a factor other than the `growth` that was passed in"),
+                feedback="the scale grows by a factor other than the `growth` that was passed in"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 
 amp_ceiling = Exercise(
     chapter="speed", name="amp_ceiling", number=2, title="What AMP can buy at most", difficulty=1, importance=5, minutes=6,
@@ -48,7 +48,7 @@ CASES: tuple[list[tuple[float, float]], ...] = (
 )
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """One part, several, slower ones, no rest, infinite factors, and drawn parts."""
     drawn = [[(draw.uniform(0.05, 0.3), draw.uniform(0.3, 12.0)) for _ in range(count)] for count in (1, 2, 3)]
     for parts in (*CASES, *([(round(share, 2), round(factor, 1)) for share, factor in one] for one in drawn)):
@@ -57,7 +57,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         factors = " and ".join(f"{factor:g}" for _, factor in parts)
         after = [f"{share:g} / {factor:g}" for share, factor in parts]
         sums = " + ".join([*after, f"{_rest(parts):.3g}"] if _rest(parts) > 1e-9 else after)
-        yield Turn(case, {"the speed-up": number}, {"factors": factors, "after": sums})
+        yield Case(case, {"the speed-up": number}, {"factors": factors, "after": sums})
 
 
 def _gains(parts: Parts) -> list[float]:
@@ -68,55 +68,59 @@ def _gains(parts: Parts) -> list[float]:
 AFTER = "after, the step takes {after} of its time"
 
 amp_ceiling.judge_by(
-    right=right, play=play, tolerance=1e-6, mistakes=[
-        Mistake("averages the factors", breaks="how many times as fast does a step get",
+    right=right, cases=cases, tolerance=1e-6, mistakes=[
+        Mistake("averages the factors", violates="how many times as fast does a step get",
                 answer=lambda parts: _rest(parts) + sum(s * f for s, f in parts),
-                told="this is the mean of the factors, weighted by the shares. Times add up, factors do not: divide each share "
+                feedback="this is the mean of the factors, weighted by the shares. Times add up, factors do not: divide each "
+                         "share "
                 "by its factor"),
         Mistake("averages the factors, without the rest", answer=lambda parts: sum(s * f for s, f in parts),
-                told="this multiplies shares by factors. A part that gets faster takes less time: divide its share by its "
+                feedback="this multiplies shares by factors. A part that gets faster takes less time: divide its share by its "
                 "factor"),
-        Mistake("applies the factors to the whole step", breaks="a part's share of the step's time",
+        Mistake("applies the factors to the whole step", violates="a part's share of the step's time",
                 answer=lambda parts: math.prod(f for _, f in parts),
-                told="this applies {factors} to the whole step: each factor speeds up only its own share"),
+                feedback="this applies {factors} to the whole step: each factor speeds up only its own share"),
         Mistake("the largest factor", answer=lambda parts: max(f for _, f in parts),
-                told="this is the largest factor, as if the whole step got that much faster: it speeds up only its own share"),
+                feedback="this is the largest factor, as if the whole step got that much faster: it speeds up only its own "
+                         "share"),
         Mistake("adds the factors", answer=lambda parts: sum(f for _, f in parts),
-                told="this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at the end"),
+                feedback="this is the sum of the factors: speed-ups cannot be added. Add up times, and divide at the end"),
         Mistake("the mean factor", answer=lambda parts: sum(f for _, f in parts) / len(parts),
-                told="this is the plain mean of the factors: it does not depend on the shares, and they decide"),
-        Mistake("forgets the rest", breaks="Time that no pair names stays as it is",
+                feedback="this is the plain mean of the factors: it does not depend on the shares, and they decide"),
+        Mistake("forgets the rest", violates="Time that no pair names stays as it is",
                 answer=lambda parts: 1 / sum(s / f for s, f in parts),
-                told=f"the rest of the step is missing, which runs as before: {AFTER}"),
+                feedback=f"the rest of the step is missing, which runs as before: {AFTER}"),
         Mistake("the named parts alone", answer=lambda parts: sum(s for s, _ in parts) / sum(s / f for s, f in parts),
-                told=f"this is the speed-up of the named parts alone. The rest runs as before: {AFTER}"),
-        Mistake("inverts the factors", breaks="A factor below 1 makes the part slower",
+                feedback=f"this is the speed-up of the named parts alone. The rest runs as before: {AFTER}"),
+        Mistake("inverts the factors", violates="A factor below 1 makes the part slower",
                 answer=lambda parts: 1 / (_rest(parts) + sum(s * f for s, f in parts)),
-                told="a part that gets f times as fast takes `share / f`, not `share * f`"),
+                feedback="a part that gets f times as fast takes `share / f`, not `share * f`"),
         Mistake("the time that is left", answer=lambda parts: 1 / right(parts),
-                told="this is the time after, as a share of the time before. The speed-up is the time before divided by it"),
+                feedback="this is the time after, as a share of the time before. The speed-up is the time before divided by it"),
         Mistake("the time that is saved", answer=lambda parts: 1 - 1 / right(parts),
-                told="this is the share of the time that is saved. The speed-up is the time before divided by the time after"),
+                feedback="this is the share of the time that is saved. The speed-up is the time before divided by the time "
+                         "after"),
         Mistake("in percent", answer=lambda parts: 100 * right(parts),
-                told="this is in percent: twice as fast is 2"),
+                feedback="this is in percent: twice as fast is 2"),
         Mistake("the gain alone", answer=lambda parts: right(parts) - 1,
-                told="this is 1 too low: a step that stays as it is has a speed-up of 1"),
+                feedback="this is 1 too low: a step that stays as it is has a speed-up of 1"),
         Mistake("one part after the other", answer=lambda parts: math.prod(_gains(parts)),
-                told="this multiplies the speed-ups that the parts bring one by one. The shares are of today's step, and a "
+                feedback="this multiplies the speed-ups that the parts bring one by one. The shares are of today's step, and a "
                 "part's "
                 f"share grows when another shrinks: {AFTER}"),
         Mistake("adds speed-ups", answer=lambda parts: 1 + sum(gain - 1 for gain in _gains(parts)),
-                told="this adds up what each part would gain alone. Add up the times that are left instead, and divide at the "
+                feedback="this adds up what each part would gain alone. Add up the times that are left instead, and divide at "
+                         "the "
                 "end"),
-        Mistake("ignores slower parts", breaks="makes the part slower",
+        Mistake("ignores slower parts", violates="makes the part slower",
                 answer=lambda parts: right([(s, max(f, 1.0)) for s, f in parts]),
-                told=f"a factor below 1 counts too: the part takes longer. {AFTER[0].upper()}{AFTER[1:]}"),
-        Mistake("skips infinite factors", breaks="`math.inf` makes it take no time",
+                feedback=f"a factor below 1 counts too: the part takes longer. {AFTER[0].upper()}{AFTER[1:]}"),
+        Mistake("skips infinite factors", violates="`math.inf` makes it take no time",
                 answer=lambda parts: right([(s, f) for s, f in parts if f < math.inf]),
-                told="a part with an infinite factor is left as it was: it takes no time at all, since share / inf is 0"),
+                feedback="a part with an infinite factor is left as it was: it takes no time at all, since share / inf is 0"),
         Mistake("the first part alone", answer=lambda parts: right(parts[:1]),
-                told=f"only the first part gets faster here: {AFTER}"),
+                feedback=f"only the first part gets faster here: {AFTER}"),
         Mistake("the best part alone", answer=lambda parts: max(_gains(parts)),
-                told=f"this is the best of the parts alone, and all of them change: {AFTER}"),
+                feedback=f"this is the best of the parts alone, and all of them change: {AFTER}"),
     ],
 )  # fmt: skip

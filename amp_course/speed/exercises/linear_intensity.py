@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, edited, read_number, read_pair
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, edited, read_number, read_pair
 from amp_course.speed.counting import MATMUL, count_ops, fake_tensors, totals
 
 linear_intensity = Exercise(
@@ -64,17 +64,17 @@ def formula(batch: int, inputs: int, outputs: int, itemsize: int) -> tuple[Pass,
 SIZES = ((8, 16, 32, 4), (8, 16, 32, 2), (1, 48, 20, 2), (100, 8, 8, 8), (64, 48, 24, 1), (512, 1024, 4096, 2))
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Small layers, one row, a layer as large as in a transformer, and drawn ones."""
     sizes = [draw.sample(range(2, 300), 3) for _ in range(3)]
     for batch, inputs, outputs, itemsize in (*SIZES, *((*size, draw.choice([1, 2, 4, 8])) for size in sizes)):
         case = f"for batch {batch}, {inputs} inputs, {outputs} outputs and itemsize {itemsize}"
         got = read_pair(call_answer(answer, case, batch, inputs, outputs, itemsize), case, "a pair (forward, backward)")
-        facets: dict[str, Any] = {}
+        compared: dict[str, Any] = {}
         for name, one in zip(("forward", "backward"), got, strict=True):
             numbers = zip(("FLOPs", "bytes", "intensity"), _triple(one, f"{case}, the {name} pass"), strict=True)
-            facets |= {f"the {what} of the {name} pass": number for what, number in numbers}
-        yield Turn(case, facets, {"itemsize": itemsize})
+            compared |= {f"the {what} of the {name} pass": number for what, number in numbers}
+        yield Case(case, compared, {"itemsize": itemsize})
 
 
 def _triple(got: Any, place: str) -> list[float]:
@@ -100,52 +100,55 @@ def _with(line: str, instead: str) -> Any:
 
 
 linear_intensity.judge_by(
-    right=right, play=play, tolerance=1e-5, mistakes=[
-        Mistake("counts multiplications only", breaks="A multiply-add is 2 FLOPs",
+    right=right, cases=cases, tolerance=1e-5, mistakes=[
+        Mistake("counts multiplications only", violates="A multiply-add is 2 FLOPs",
                 answer=_with(FLOPS, "flops = batch * inputs * outputs"),
-                told="these are the multiplications alone: each has an addition, and both count"),
+                feedback="these are the multiplications alone: each has an addition, and both count"),
         Mistake("one addition fewer", answer=_with(FLOPS, "flops = batch * outputs * (2 * inputs - 1)"),
-                told="a sum of n products has n − 1 additions, but by convention a matmul counts n multiply-adds, 2 FLOPs each"),
+                feedback="a sum of n products has n − 1 additions, but by convention a matmul counts n multiply-adds, 2 FLOPs "
+                         "each"),
         Mistake("FLOPs without the batch", answer=_with(FLOPS, "flops = 2 * inputs * outputs"),
-                told="these are the FLOPs of one row of x: there are `batch` rows"),
-        Mistake("forgets the output", breaks="and writes its result", answer=_with(MOVED, "moved = itemsize * (x + weight)"),
-                told="you count what the matmul reads, and not what it writes: y has batch · outputs elements"),
-        Mistake("forgets the weight", breaks="reads both of its operands", answer=_with(MOVED, "moved = itemsize * (x + y)"),
-                told="the weight is missing from the bytes: it is read from memory too, and in a small batch it is most of them"),
+                feedback="these are the FLOPs of one row of x: there are `batch` rows"),
+        Mistake("forgets the output", violates="and writes its result", answer=_with(MOVED, "moved = itemsize * (x + weight)"),
+                feedback="you count what the matmul reads, and not what it writes: y has batch · outputs elements"),
+        Mistake("forgets the weight", violates="reads both of its operands", answer=_with(MOVED, "moved = itemsize * (x + y)"),
+                feedback="the weight is missing from the bytes: it is read from memory too, and in a small batch it is most of "
+                         "them"),
         Mistake("forgets the input", answer=_with(MOVED, "moved = itemsize * (weight + y)"),
-                told="x is missing from the bytes: its batch · inputs elements are read from memory too"),
-        Mistake("always 4 bytes", breaks="numbers of `itemsize` bytes", answer=_with(MOVED, "moved = 4 * (x + weight + y)"),
-                told="you count 4 bytes a number whatever the dtype: bytes halve with it, so multiply by `itemsize`"),
+                feedback="x is missing from the bytes: its batch · inputs elements are read from memory too"),
+        Mistake("always 4 bytes", violates="numbers of `itemsize` bytes", answer=_with(MOVED, "moved = 4 * (x + weight + y)"),
+                feedback="you count 4 bytes a number whatever the dtype: bytes halve with it, so multiply by `itemsize`"),
         Mistake("elements instead of bytes", answer=_with(MOVED, "moved = x + weight + y"),
-                told="these are elements, not bytes: multiply by `itemsize`"),
+                feedback="these are elements, not bytes: multiply by `itemsize`"),
         Mistake("bits instead of bytes", answer=_with(MOVED, "moved = 8 * itemsize * (x + weight + y)"),
-                told="these are bits: `itemsize` is in bytes already, so there is no factor of 8"),
+                feedback="these are bits: `itemsize` is in bytes already, so there is no factor of 8"),
         Mistake("itemsize taken for bits", answer=_with(MOVED, "moved = itemsize * (x + weight + y) / 8"),
-                told="these are bytes divided by 8: `itemsize` is in bytes, not in bits"),
-        Mistake("counts a bias", breaks="no bias", answer=_with(MOVED, "moved = itemsize * (x + weight + y + outputs)"),
-                told="this counts a bias of `outputs` numbers, and the layer has none"),
+                feedback="these are bytes divided by 8: `itemsize` is in bytes, not in bits"),
+        Mistake("counts a bias", violates="no bias", answer=_with(MOVED, "moved = itemsize * (x + weight + y + outputs)"),
+                feedback="this counts a bias of `outputs` numbers, and the layer has none"),
         Mistake("the weight read for each row", answer=_with(MOVED, "moved = itemsize * (x + batch * weight + y)"),
-                told="the weight is counted once for each row of x: it is read once, for the whole batch"),
-        Mistake("bytes over FLOPs", breaks="FLOPs per byte",
+                feedback="the weight is counted once for each row of x: it is read once, for the whole batch"),
+        Mistake("bytes over FLOPs", violates="FLOPs per byte",
                 answer=_with(RETURN, RETURN.replace("flops / moved", "moved / flops")),
-                told="this is bytes per FLOP: divide the FLOPs by the bytes"),
+                feedback="this is bytes per FLOP: divide the FLOPs by the bytes"),
         Mistake("whole division", answer=_with(RETURN, RETURN.replace(" / ", " // ")),
-                told="your FLOPs per byte have lost their fraction, as by `//` or `int`: divide "
+                feedback="your FLOPs per byte have lost their fraction, as by `//` or `int`: divide "
                 "by `/`"),
-        Mistake("one matmul in backward", breaks="the backward pass is two matmuls", answer=_with(FLOPS_BACK, "flops_back = "
+        Mistake("one matmul in backward", violates="the backward pass is two matmuls", answer=_with(FLOPS_BACK, "flops_back = "
             "flops"),
-                told="the backward pass has as many FLOPs here as the forward pass: it computes two gradients, by a matmul each"),
+                feedback="the backward pass has as many FLOPs here as the forward pass: it computes two gradients, by a matmul "
+                         "each"),
         Mistake("backward with the forward pass", answer=_with(FLOPS_BACK, "flops_back = 3 * flops"),
-                told="these are the FLOPs of forward and backward together: the backward pass alone has two matmuls"),
+                feedback="these are the FLOPs of forward and backward together: the backward pass alone has two matmuls"),
         Mistake("four times in backward", answer=_with(FLOPS_BACK, "flops_back = 4 * flops"),
-                told="these are four matmuls: the factor 2 of a multiply-add is in the forward FLOPs already, so only double "
+                feedback="these are four matmuls: the factor 2 of a multiply-add is in the forward FLOPs already, so only double "
                 "those"),
-        Mistake("grad_y read once", breaks="Each matmul reads both",
+        Mistake("grad_y read once", violates="Each matmul reads both",
                 answer=_with(MOVED_BACK, "moved_back = itemsize * (y + 2 * x + 2 * weight)"),
-                told="the gradient of y is counted once in the backward pass: each of the two matmuls reads it from memory"),
+                feedback="the gradient of y is counted once in the backward pass: each of the two matmuls reads it from memory"),
         Mistake("gradients not written", answer=_with(MOVED_BACK, "moved_back = itemsize * (2 * y + x + weight)"),
-                told="the backward pass also writes: the gradients of x and of the weight, as large as x and the weight"),
+                feedback="the backward pass also writes: the gradients of x and of the weight, as large as x and the weight"),
         Mistake("gradients only", answer=_with(MOVED_BACK, "moved_back = itemsize * (y + x + weight)"),
-                told="you count the bytes of one matmul in the backward pass: there are two, of three matrices each"),
+                feedback="you count the bytes of one matmul in the backward pass: there are two, of three matrices each"),
     ],
 )  # fmt: skip

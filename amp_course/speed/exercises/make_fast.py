@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_number
 from amp_course.kit.dtypes import dtype_name
 from amp_course.speed.counting import CAST, MATMUL, OpCounter, totals
 from amp_course.speed.exercises.host_reads import HostReads
@@ -77,7 +77,7 @@ class Watch(OpCounter):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Train three drawn models: for batches of unequal size, one that is deeper, and one for more updates."""
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     for depth, sizes in ((3, (4, 4, 3)), (4, (3, 5)), (2, (4,) * 6)):
@@ -91,7 +91,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         yield _turn(answer, model, batches, depth)
 
 
-def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]], depth: int) -> Turn:
+def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]], depth: int) -> Case:
     case = f"in {len(batches)} updates with depth={depth}"
     before, parameters, count = flat(model.parameters()), [*model.parameters()], len(batches)
     watch = Watch(parameters)
@@ -109,7 +109,7 @@ def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]
     low = sorted({dtype_name(dtype) for dtype in matmuls if dtype is not None and dtype.itemsize == 2})
     casts, early = totals(watch.calls, CAST).kernels, [read for read in host.reads if read.place < len(matmuls)]
     needed = count * (3 * depth + 2)  # each layer once forward and twice backward; the inputs need no gradient
-    facets: dict[str, Any] = {
+    outputs: dict[str, Any] = {
         "the dtype of the weights": " and ".join(sorted({dtype_name(one.dtype) for one in model.parameters()})),
         "the format of the 16-bit matmuls": " and ".join(low) or "none",
         MATMULS: "as few as needed" if len(matmuls) <= needed else f"{len(matmuls)}",
@@ -125,7 +125,7 @@ def _turn(answer: Any, model: nn.ModuleDict, batches: list[tuple[Tensor, Tensor]
         "casts": f"{casts / count:.0f}", "writes": f"{watch.writes / count:.0f}",
         "calls": " and ".join(f"`{call}`" for call in dict.fromkeys(read.call for read in early)),
     }  # fmt: skip
-    return Turn(case, facets, facts, _clues(model, watch, losses))
+    return Case(case, outputs, facts, _clues(model, watch, losses))
 
 
 def _clues(model: nn.Module, watch: Watch, losses: list[float]) -> dict[str, Any]:
@@ -145,68 +145,72 @@ BACKWARD, STEP, CLEAR = "loss.backward()", "optimizer.step()", "optimizer.zero_g
 KEEP, RETURN = "losses.append(loss.detach())", "return torch.stack(losses).tolist()"
 
 make_fast.judge_by(
-    right=right, play=play, tolerance=3e-2,
+    right=right, cases=cases, tolerance=3e-2,
     said={MATMULS: "{case}, {matmuls} matmuls run, and {needed} would do: run each layer once for a whole batch",
           READS: "{case}, the host waits for values before all work is launched, by {calls}: read the losses at the end",
           CASTS: "{case}, there are {casts} casts in each update, and 11 would do: one region for each batch, the layers once "
           "for all of its rows, and nothing cast by hand",
           WRITES: "{case}, {writes} kernels change weights in each update: let the optimizer change all of them in one"},
     mistakes=[
-        Mistake("rows one at a time", breaks="the Python loop over rows", edits={
+        Mistake("rows one at a time", violates="the Python loop over rows", edits={
                 CALL: 'hidden = torch.stack([torch.tanh(model["block"](row)) for row in hidden])',
                 LOSS: 'pairs = zip(hidden, targets, strict=True)\n'
                       'loss = torch.stack([cross_entropy(model["head"](row), target) for row, target in pairs]).mean()'},
-                told="the rows still run one at a time, in {matmuls} matmuls where {needed} would do: give the layers the whole "
+                feedback="the rows still run one at a time, in {matmuls} matmuls where {needed} would do: give the layers the "
+                         "whole "
                 "batch"),
-        Mistake("a region for each call", breaks="the separate autocast region for each call", edits={
+        Mistake("a region for each call", violates="the separate autocast region for each call", edits={
                 REGION: "if True:", CALL: f"{REGION}\n    {CALL}", LOSS: f"{REGION}\n    {LOSS}"},
-                told="the weights are cast again for each call, {casts} casts in each update: autocast keeps its copies only "
+                feedback="the weights are cast again for each call, {casts} casts in each update: autocast keeps its copies only "
                 "while a region is open, and only with its cache. Open one region around the batch and its loss"),
-        Mistake("an fp32 island", breaks="the fp32 matmul in the head", edits={
+        Mistake("an fp32 island", violates="the fp32 matmul in the head", edits={
                 LOSS: 'with torch.autocast(inputs.device.type, enabled=False):\n    logits = model["head"](hidden.float())\n'
                       "loss = cross_entropy(logits, targets)"},
-                told="the head's matmul is still in fp32, forward and backward. Autocast computes cross_entropy in fp32 "
+                feedback="the head's matmul is still in fp32, forward and backward. Autocast computes cross_entropy in fp32 "
                 "anyway: let it lower the head"),
-        Mistake("reads each loss", breaks="the read of each loss",
+        Mistake("reads each loss", violates="the read of each loss",
                 edits={KEEP: "losses.append(loss.item())", RETURN: "return losses"},
-                told="the host still waits for a value in each batch, by {calls}. If that is the loss, keep `loss.detach()`, and "
+                feedback="the host still waits for a value in each batch, by {calls}. If that is the loss, keep "
+                         "`loss.detach()`, and "
                 "read all losses at the end"),
-        Mistake("each parameter on its own", breaks="the separate optimizer kernels for each parameter",
+        Mistake("each parameter on its own", violates="the separate optimizer kernels for each parameter",
                 edits={OPTIMIZER: OPTIMIZER.replace("fused=True", "foreach=False")},
-                told="the optimizer changes each parameter on its own, {writes} kernels for weights in each update. Ask for "
+                feedback="the optimizer changes each parameter on its own, {writes} kernels for weights in each update. Ask for "
                 "`fused=True` or `foreach=True`, which is the default on a GPU but not on a CPU"),
         Mistake("one region around all updates", answer=torch.autocast("cpu", dtype=torch.bfloat16)(right),
-                told="one region is open during all updates, and its cache keeps the first bf16 weights: open one per batch"),
-        Mistake("no autocast", breaks="under bf16 autocast", edits={REGION: "if True:"},
-                told="everything runs in fp32: open a bf16 region around the forward pass and the loss, for the device that the "
+                feedback="one region is open during all updates, and its cache keeps the first bf16 weights: open one per batch"),
+        Mistake("no autocast", violates="under bf16 autocast", edits={REGION: "if True:"},
+                feedback="everything runs in fp32: open a bf16 region around the forward pass and the loss, for the device that "
+                         "the "
                 "inputs are on"),
         Mistake("fp16 instead of bf16", edits={REGION: REGION.replace("bfloat16", "float16")},
-                told="the region is in fp16, where gradients can underflow without a scaler: the slow loop trains in bf16"),
+                feedback="the region is in fp16, where gradients can underflow without a scaler: the slow loop trains in bf16"),
         Mistake("converts the model", edits={OPTIMIZER: f"model.bfloat16()\n{OPTIMIZER}"},
-                told="the weights were converted to bf16, where small updates are lost: leave them in float32, and let "
+                feedback="the weights were converted to bf16, where small updates are lost: leave them in float32, and let "
                 "autocast cast"),
-        Mistake("the sum over the rows", breaks="losses and weights are the same",
+        Mistake("the sum over the rows", violates="losses and weights are the same",
                 edits={LOSS: LOSS.replace("targets)", 'targets, reduction="sum")')},
-                told="the loss is the sum over the rows of a batch: the slow loop divides it by their number"),
+                feedback="the loss is the sum over the rows of a batch: the slow loop divides it by their number"),
         Mistake("one row of each batch", edits={BATCHES: f"{BATCHES}\n    inputs, targets = inputs[:1], targets[:1]"},
-                told="only the first row of each batch is trained on: give the layers the whole batch"),
+                feedback="only the first row of each batch is trained on: give the layers the whole batch"),
         Mistake("one call of the block", edits={DEPTH: "for _ in range(1):"},
-                told="the block runs once: it is called `depth` times, each time on its own output"),
+                feedback="the block runs once: it is called `depth` times, each time on its own output"),
         Mistake("no tanh after the block", edits={CALL: 'hidden = model["block"](hidden)'},
-                told="the tanh is missing, which follows every call of the block"),
-        Mistake("no momentum", breaks="momentum=0.9", edits={OPTIMIZER: OPTIMIZER.replace("momentum=0.9, ", "")},
-                told="the updates have no momentum: make one SGD with momentum=0.9, before the first batch"),
+                feedback="the tanh is missing, which follows every call of the block"),
+        Mistake("no momentum", violates="momentum=0.9", edits={OPTIMIZER: OPTIMIZER.replace("momentum=0.9, ", "")},
+                feedback="the updates have no momentum: make one SGD with momentum=0.9, before the first batch"),
         Mistake("never steps", edits={STEP: "pass"},
-                told="the weights never change: first `backward()`, then `step()`, and `zero_grad()` after that"),
+                feedback="the weights never change: first `backward()`, then `step()`, and `zero_grad()` after that"),
         Mistake("trains a copy", answer=lambda model, batches, depth: right(copy.deepcopy(model), batches, depth),
-                told="the losses are right, and the weights of `model` are as before: train the model that you are given, not a "
+                feedback="the losses are right, and the weights of `model` are as before: train the model that you are given, "
+                         "not a "
                 "copy of it"),
         Mistake("never clears", edits={CLEAR: "pass"},
-                told="the gradients are never cleared, so each update uses those of earlier batches as well"),
-        Mistake("one update at the end", breaks="update per batch",
+                feedback="the gradients are never cleared, so each update uses those of earlier batches as well"),
+        Mistake("one update at the end", violates="update per batch",
                 edits={STEP: f"if len(losses) == len(batches) - 1:\n    {STEP}", CLEAR: "pass"},
-                told="the weights change only once, after the last batch: update after each"),
+                feedback="the weights change only once, after the last batch: update after each"),
         Mistake("the short batch left out", edits={STEP: f"if len(targets) >= len(batches[0][1]):\n    {STEP}"},
-                told="the short last batch makes no update: every batch does"),
+                feedback="the short last batch makes no update: every batch does"),
     ],
 )  # fmt: skip

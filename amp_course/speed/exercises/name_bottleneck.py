@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer
 from amp_course.speed.traces import (
     BOTTLENECKS,
     FP32,
@@ -52,7 +52,7 @@ def _idle(trace: Trace) -> bool:
     return trace.busy_ms < 0.7 * trace.step_ms
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Name the bottlenecks of the five traces that the notebook shows, and of two drawn ones of each kind.
 
     These are slower or faster; one of each kind has few kernels and reads, and one has many.
@@ -63,7 +63,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         cases[f"for drawn trace {number}"] = run(scaled(step, 10 ** draw.uniform(-1.0, 1.0)))
     for case, trace in cases.items():
         got = call_answer(answer, case, dataclasses.replace(trace))  # a copy: the examples are everybody's
-        yield Turn(case, {"the bottleneck": _read(got, case)}, _facts(trace))
+        yield Case(case, {"the bottleneck": _read(got, case)}, _facts(trace))
 
 
 def recounted(step: Step, kind: str, draw: random.Random, *, few: bool) -> Step:
@@ -151,52 +151,56 @@ def _swapped(one: str, other: str) -> Callable[[Trace], str]:
 REASONS = "a GPU can be idle for three reasons, and you always give the same one. Here {why}"
 
 name_bottleneck.judge_by(
-    right=right, play=play, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}, mistakes=[
-        Mistake("takes the longest kernel for the cause", breaks="shorten the step the most", answer=_of_longest_kernel,
-                told="you name the kind of the longest kernel, and one kernel of {longest} says little about a step of {step}: "
+    right=right, cases=cases, said={"the bottleneck": "{case}, your answer is {got}, but {why}"}, mistakes=[
+        Mistake("takes the longest kernel for the cause", violates="shorten the step the most", answer=_of_longest_kernel,
+                feedback="you name the kind of the longest kernel, and one kernel of {longest} says little about a step of "
+                         "{step}: "
                 "{why}"),
         Mistake("the longest kernel of a busy GPU", answer=_busy_means(_of_longest_kernel),
-                told="you name the kind of the longest kernel, which takes {longest}. Add up all kernels of a kind: {why}"),
-        Mistake("calls every idle GPU data loading", breaks="'data' (batches arrive too late)", answer=_idle_means("data"),
-                told=REASONS),
-        Mistake("calls every idle GPU launch-bound", breaks="'launch' (the host launches too slowly)",
-                answer=_idle_means("launch"), told=REASONS),
-        Mistake("calls every idle GPU synchronisation", breaks="'sync' (it reads values too often)", answer=_idle_means("sync"),
-                told=REASONS),
+                feedback="you name the kind of the longest kernel, which takes {longest}. Add up all kernels of a kind: {why}"),
+        Mistake("calls every idle GPU data loading", violates="'data' (batches arrive too late)", answer=_idle_means("data"),
+                feedback=REASONS),
+        Mistake("calls every idle GPU launch-bound", violates="'launch' (the host launches too slowly)",
+                answer=_idle_means("launch"), feedback=REASONS),
+        Mistake("calls every idle GPU synchronisation", violates="'sync' (it reads values too often)", answer=_idle_means("sync"),
+                feedback=REASONS),
         Mistake("confuses launch and sync", answer=_swapped("launch", "sync"),
-                told="you confuse two names: 'launch' is the time for starting kernels, 'sync' is waiting in reads. Here {why}"),
+                feedback="you confuse two names: 'launch' is the time for starting kernels, 'sync' is waiting in reads. Here "
+                         "{why}"),
         Mistake("confuses fp32 and memory", answer=_swapped("fp32", "memory"),
-                told="you confuse two names: 'fp32' is for matmuls in fp32, 'memory' for casts and other kernels. Here {why}"),
-        Mistake("asks the host alone", breaks="what limits the step", answer=lambda trace: _host(trace)[1],
-                told="you name what takes the host the longest, {read} of waiting in reads. But the GPU works meanwhile, so that "
+                feedback="you confuse two names: 'fp32' is for matmuls in fp32, 'memory' for casts and other kernels. Here "
+                         "{why}"),
+        Mistake("asks the host alone", violates="what limits the step", answer=lambda trace: _host(trace)[1],
+                feedback="you name what takes the host the longest, {read} of waiting in reads. But the GPU works meanwhile, so "
+                         "that "
                 "costs nothing: {why}"),
         Mistake("asks the GPU alone", answer=lambda trace: _gpu(trace)[1],
-                told="you name what takes the GPU the longest, and it does little at all: {why}"),
+                feedback="you name what takes the GPU the longest, and it does little at all: {why}"),
         Mistake("the longest time of all", answer=lambda trace: max(_host(trace), _gpu(trace))[1],
-                told="you name the longest of all times, on the host or on the GPU, and those overlap. Ask first whether the "
+                feedback="you name the longest of all times, on the host or on the GPU, and those overlap. Ask first whether the "
                 "GPU is busy: {why}"),
         Mistake("forgets loading", answer=lambda trace: "launch" if right(trace) == "data" and trace.launch_ms > trace.read_ms
                 else "sync" if right(trace) == "data" else right(trace),
-                told="the GPU waits for its batches here, and your answer is another: {why}"),
+                feedback="the GPU waits for its batches here, and your answer is another: {why}"),
         Mistake("many kernels", answer=lambda trace: "launch" if trace.kernels > 300 else right(trace),
-                told="your answer is 'launch' for a step of {kernels} kernels, and it is the "
+                feedback="your answer is 'launch' for a step of {kernels} kernels, and it is the "
                 "time that counts, not how many there "
                 "are: {why}"),
         Mistake("short kernels", answer=lambda trace: "launch" if trace.busy_ms < trace.launch_ms else right(trace),
-                told="the kernels are shorter than their launches, but that is not what the GPU waits for: {why}"),
+                feedback="the kernels are shorter than their launches, but that is not what the GPU waits for: {why}"),
         Mistake("any wait for data", answer=lambda trace: "data" if trace.load_ms > 0.15 * trace.step_ms else right(trace),
-                told="the host waits {load} for a batch, but the GPU still works through its queue meanwhile: {why}"),
+                feedback="the host waits {load} for a batch, but the GPU still works through its queue meanwhile: {why}"),
         Mistake("more than one read", answer=lambda trace: "sync" if trace.reads > 1 else right(trace),
-                told="your answer is 'sync' for a step of {reads} reads, and it is the time that "
+                feedback="your answer is 'sync' for a step of {reads} reads, and it is the time that "
                 "counts, not how many there are: "
                 "{why}"),
         Mistake("casts alone",
                 answer=_busy_means(lambda trace: "fp32" if trace.fp32_ms > trace.cast_ms else "memory"),
-                told="the kernels other than casts move bytes, too, and belong to 'memory': {why}"),
-        Mistake("never fp32", breaks="'memory' (casts and other kernels, which move bytes)",
+                feedback="the kernels other than casts move bytes, too, and belong to 'memory': {why}"),
+        Mistake("never fp32", violates="'memory' (casts and other kernels, which move bytes)",
                 answer=_busy_means(lambda trace: "memory"),
-                told="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
-        Mistake("always fp32", breaks="'fp32' (matmuls in fp32)", answer=_busy_means(lambda trace: "fp32"),
-                told="matmuls in fp32 take {fp32} here, but the kernels that move bytes take longer: {why}"),
+                feedback="matmuls in fp32 limit this step, although they are only {fp32_kernels} of {kernels} kernels: {why}"),
+        Mistake("always fp32", violates="'fp32' (matmuls in fp32)", answer=_busy_means(lambda trace: "fp32"),
+                feedback="matmuls in fp32 take {fp32} here, but the kernels that move bytes take longer: {why}"),
     ],
 )  # fmt: skip

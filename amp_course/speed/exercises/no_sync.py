@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number
 from amp_course.speed.exercises.host_reads import CONDITION, SHAPE, TEXT, VALUE, HostReads
 
 no_sync = Exercise(
@@ -92,7 +92,7 @@ class Training:
         ]
         self.lines.append((self.steps, tuple(line)))
 
-    def facets(self, every: int, case: str) -> dict[str, Any]:
+    def outputs(self, every: int, case: str) -> dict[str, Any]:
         """Return what is judged, in the order in which it is explained."""
         lines = [[read_number(one, case, "a line of your log holds") for one in line] for _, line in self.lines]
         between = [read for read in self.host.reads if read.place % every]
@@ -137,7 +137,7 @@ def _first(places: Iterable[int]) -> str:
     )
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Three runs: finite losses, with steps left over; negative ones, some of them not finite; a line for every step."""
     high = [draw.uniform(1.0, 3.0) for _ in range(27)]
     low = [draw.uniform(-3.0, -1.0) for _ in range(20)]
@@ -152,7 +152,7 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
         training = Training(losses)
         with training.host:
             call_answer(answer, case, training.step, training.batches, every, training.log)
-        yield Turn(case, training.facets(every, case), training.facts(every))
+        yield Case(case, training.outputs(every, case), training.facts(every))
 
 
 STEPS, WHEN = "the number of steps", "the steps after which you log"
@@ -181,7 +181,7 @@ def _late(step: Any, batches: Any, every: int, log: Any) -> None:
 
 
 no_sync.judge_by(
-    right=right, play=play, tolerance=1e-4,
+    right=right, cases=cases, tolerance=1e-4,
     said={STEPS: "{case}, `step` was called {taken} times, and there are {batches} batches",
           WHEN: "{case}, you log {lines} times, after {logged}: once after each of {due} is right",
           WAITS: "{case}, the host waits in {steps}, by {calls}: until a line is due, do with the loss only what stays on the "
@@ -191,65 +191,70 @@ no_sync.judge_by(
           GRAPHS: "{case}, the graphs of {graphs} earlier steps are still in memory: a loss that you keep holds on to its "
           "graph. Keep `loss.detach()`"},
     mistakes=[
-        Mistake("drops the log", breaks="which logs what the loop below logs", edits={LOG: "pass"},
-                told="nothing is logged: removing the log removes the waiting too, but call `log` after every `every`-th step"),
-        Mistake("logs every step", breaks="After every `every`-th step", edits={
+        Mistake("drops the log", violates="which logs what the loop below logs", edits={LOG: "pass"},
+                feedback="nothing is logged: removing the log removes the waiting too, but call `log` after every `every`-th "
+                         "step"),
+        Mistake("logs every step", violates="After every `every`-th step", edits={
                 DUE: "if True:", LOG: "log(number, sum(finite) / len(finite) if finite else math.nan, max(finite, "
                 "default=math.nan), len(losses) - len(finite))"},
-                told="you log after each step: a line is due when `number % every == 0`"),
-        Mistake("logs after the last step", breaks="at the same steps", answer=_late,
-                told="all lines come after the last step: a log is for watching a run, so call `log` when its line is due"),
+                feedback="you log after each step: a line is due when `number % every == 0`"),
+        Mistake("logs after the last step", violates="at the same steps", answer=_late,
+                feedback="all lines come after the last step: a log is for watching a run, so call `log` when its line is due"),
         Mistake("logs the steps left over", edits={DUE: "if number % every == 0 or number == len(batches):"},
-                told="you log the steps that are left over at the end as well, and the loop does not"),
+                feedback="you log the steps that are left over at the end as well, and the loop does not"),
         Mistake("counts steps from 0", edits={LOOP: "for number, batch in enumerate(batches):"},
-                told="the first line comes after step 1: count steps from 1, `enumerate(batches, 1)`"),
-        Mistake("counts lines", breaks="the number of the step", edits={LOG: LOG.replace("number", "number // every")},
-                told="this numbers the lines: log the number of the step"),
-        Mistake("keeps the last value only", breaks="the mean and the largest", edits=_log(mean="losses[-1]"),
-                told="the mean in your log is the last loss alone: average all finite losses since the last line"),
+                feedback="the first line comes after step 1: count steps from 1, `enumerate(batches, 1)`"),
+        Mistake("counts lines", violates="the number of the step", edits={LOG: LOG.replace("number", "number // every")},
+                feedback="this numbers the lines: log the number of the step"),
+        Mistake("keeps the last value only", violates="the mean and the largest", edits=_log(mean="losses[-1]"),
+                feedback="the mean in your log is the last loss alone: average all finite losses since the last line"),
         Mistake("sum instead of mean", edits=_log(mean="sum(finite)"),
-                told="this is the sum of the losses: divide it by how many finite ones there are"),
-        Mistake("never clears", breaks="since the last line", edits={CLEAR: "pass"},
-                told="the numbers are of all steps so far: start again after each line"),
-        Mistake("divides by every", breaks="of the finite", edits=_log(mean="sum(finite) / every"),
-                told="the sum of the finite losses is divided by `every`: divide it by how many finite ones there are"),
+                feedback="this is the sum of the losses: divide it by how many finite ones there are"),
+        Mistake("never clears", violates="since the last line", edits={CLEAR: "pass"},
+                feedback="the numbers are of all steps so far: start again after each line"),
+        Mistake("divides by every", violates="of the finite", edits=_log(mean="sum(finite) / every"),
+                feedback="the sum of the finite losses is divided by `every`: divide it by how many finite ones there are"),
         Mistake("keeps what is not finite", edits={FINITE: "finite = losses"},
-                told="a loss that is not finite is in your mean, and makes it NaN or infinite: leave those out"),
+                feedback="a loss that is not finite is in your mean, and makes it NaN or infinite: leave those out"),
         Mistake("leaves out NaN alone", edits={FINITE: "finite = [one for one in losses if one == one]"},
-                told="infinite losses are in your mean: leave out inf and -inf too, not only NaN"),
+                feedback="infinite losses are in your mean: leave out inf and -inf too, not only NaN"),
         Mistake("multiplies by a mask", edits={FINITE: f"{FINITE}\nmasked = [one * math.isfinite(one) for one in losses]",
                                                **_log(mean="sum(masked) / len(finite)")},
-                told="NaN · 0 is NaN, and so is inf · 0: a mask cannot take a loss out by multiplication. `torch.where` can"),
+                feedback="NaN · 0 is NaN, and so is inf · 0: a mask cannot take a loss out by multiplication. `torch.where` can"),
         Mistake("replaces what is not finite", edits={LOSSES: "losses = torch.stack(window).nan_to_num().tolist()"},
-                told="`nan_to_num` makes 0 of NaN and ±3.4e38 of infinities, and both are in your mean: leave those losses out"),
+                feedback="`nan_to_num` makes 0 of NaN and ±3.4e38 of infinities, and both are in your mean: leave those losses "
+                         "out"),
         Mistake("the largest of all", edits=_log(largest="torch.stack(window).max().item()"),
-                told="the largest loss in your log is NaN or inf: take the largest of the finite ones"),
+                feedback="the largest loss in your log is NaN or inf: take the largest of the finite ones"),
         Mistake("the largest starts at 0", edits=_log(largest="max(0.0, *finite)"),
-                told="the largest loss in your log is 0, where all of them are negative. A 0 got in, as a starting value or in "
+                feedback="the largest loss in your log is 0, where all of them are negative. A 0 got in, as a starting value or "
+                         "in "
                 "place of a loss that is not finite: `-math.inf` is right there"),
         Mistake("the largest of the run",
                 edits={START: f"{START}\nrun = []", FINITE: f"{FINITE}\nrun += finite", **_log(largest="max(run)")},
-                told="the largest loss is that of all steps so far: start again after each line"),
-        Mistake("counts the finite ones", breaks="how many losses were not finite", edits=_log(bad="len(finite)"),
-                told="the last number in your log is how many losses were finite: log how many were not"),
+                feedback="the largest loss is that of all steps so far: start again after each line"),
+        Mistake("counts the finite ones", violates="how many losses were not finite", edits=_log(bad="len(finite)"),
+                feedback="the last number in your log is how many losses were finite: log how many were not"),
         Mistake("counts bad losses of the run",
                 edits={START: f"{START}\nbad = 0", FINITE: f"{FINITE}\nbad += len(losses) - len(finite)", **_log(bad="bad")},
-                told="the count of bad losses is that of all steps so far: start again after each line"),
+                feedback="the count of bad losses is that of all steps so far: start again after each line"),
         Mistake("the loop unchanged", edits={LOSS: f"{LOSS}\nif loss.isfinite():\n    loss.item()"},
-                told="the host still waits in {steps}, by {calls}. An `if` on a loss reads it, just as `.item()` does"),
-        Mistake("reads each loss", breaks="nothing may make the host wait for a value",
+                feedback="the host still waits in {steps}, by {calls}. An `if` on a loss reads it, just as `.item()` does"),
+        Mistake("reads each loss", violates="nothing may make the host wait for a value",
                 edits={LOSS: "loss = torch.tensor(step(batch).item())"},
-                told="the host reads the loss in {steps}, by {calls}: keep it as a tensor until a line is due"),
+                feedback="the host reads the loss in {steps}, by {calls}: keep it as a tensor until a line is due"),
         Mistake("a condition on each loss", edits={LOSS: f"{LOSS}\nif loss > 1e9:\n    pass"},
-                told="a condition on the loss makes the host wait in {steps}: an `if` needs the value, just as `.item()` does. "
+                feedback="a condition on the loss makes the host wait in {steps}: an `if` needs the value, just as `.item()` "
+                         "does. "
                 "Ask when a line is due, or let `torch.where` and `torch.maximum` decide on the device"),
         Mistake("prints each loss", edits={LOSS: f"{LOSS}\nstr(loss)"},
-                told="printing or formatting the loss makes the host wait in {steps}, since it needs the value"),
-        Mistake("one item at a time", breaks="at most 6 times",
+                feedback="printing or formatting the loss makes the host wait in {steps}, since it needs the value"),
+        Mistake("one item at a time", violates="at most 6 times",
                 edits={LOSSES: "losses = [one.item() for one in window]"},
-                told="the host waits {reads} times for a line, once for each value: `torch.stack(window).tolist()` reads all of "
+                feedback="the host waits {reads} times for a line, once for each value: `torch.stack(window).tolist()` reads "
+                         "all of "
                 "them in one copy"),
-        Mistake("keeps the graphs", breaks="keep no old graph alive", edits={LOSS: "loss = step(batch)"},
-                told="the losses that you keep hold on to their graphs, which pile up in memory: keep `loss.detach()`"),
+        Mistake("keeps the graphs", violates="keep no old graph alive", edits={LOSS: "loss = step(batch)"},
+                feedback="the losses that you keep hold on to their graphs, which pile up in memory: keep `loss.detach()`"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, Wrong, call_answer, read_tensor
 from amp_course.kit.dtypes import dtype_name
 from amp_course.speed.counting import MATMUL, count_ops
 
@@ -58,7 +58,7 @@ CASES = (  # vocabulary, features, multiple, bias, shape of the input before its
 )
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Heads with and without a bias, in two dtypes; inputs of one to four dimensions; no row missing; logits far below 0;
     a drawn head.
     """
@@ -87,14 +87,14 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
             "features": features,
             "rows": vocabulary + -vocabulary % multiple,
         }
-        yield Turn(case, parameters, facts)
+        yield Case(case, parameters, facts)
         if parameters[SHAPE] != (facts["rows"], features):
             return  # the module may not even run
         forward = _forward(padded, case, vocabulary, inputs, values=dtype == torch.float32)
-        yield Turn(case, forward, facts)
+        yield Case(case, forward, facts)
         if shape and dtype == torch.float32 and not special.endswith("000") and forward.get(PROBABILITY) == "none":
             targets = torch.randint(0, vocabulary, shape, generator=generator)
-            yield Turn(case, _training(padded, case, vocabulary, inputs, targets), facts)
+            yield Case(case, _training(padded, case, vocabulary, inputs, targets), facts)
 
 
 class FillsWithNaN(TorchFunctionMode):
@@ -117,19 +117,19 @@ def _parameters(padded: nn.Module, old: nn.Linear) -> dict[str, Any]:
     """Return what the parameters are."""
     weight, vocabulary = _matrix(padded), old.out_features
     biases = [one for one in padded.parameters() if one.dim() == 1]
-    facets: dict[str, Any] = {
+    outputs: dict[str, Any] = {
         SHAPE: "unknown, as no parameter is a matrix" if weight is None else tuple(weight.shape),
         "the dtype of the parameters": " and ".join(sorted({dtype_name(one.dtype) for one in padded.parameters()})),
         TRAINED: sum(one.requires_grad for one in padded.parameters()),
     }
     if weight is not None and weight.dtype == old.weight.dtype and weight.shape[1] == old.in_features:
         first, last = (torch.equal(rows, old.weight) for rows in (weight[:vocabulary], weight[-vocabulary:]))
-        facets[REAL] = "those of the head" if first else "the last ones" if last else "others"
+        outputs[REAL] = "those of the head" if first else "the last ones" if last else "others"
     if weight is not None:
-        facets[PADDED] = "numbers" if weight.isfinite().all() else "NaN or inf"
+        outputs[PADDED] = "numbers" if weight.isfinite().all() else "NaN or inf"
     if old.bias is not None and len(biases) == 1 and biases[0].dtype == old.bias.dtype:
-        facets[BIAS] = "that of the head" if torch.equal(biases[0][:vocabulary], old.bias) else "another"
-    return facets
+        outputs[BIAS] = "that of the head" if torch.equal(biases[0][:vocabulary], old.bias) else "another"
+    return outputs
 
 
 def _forward(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, values: bool) -> dict[str, Any]:
@@ -144,22 +144,22 @@ def _forward(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, valu
     sizes = [[size for shape in call.shapes for size in shape[-2:]] for call in counter.calls if call.kind == MATMUL]
     rows = [next((size for size in one if size not in known), 0) for one in sizes]
     fits = logits.shape[:-1] == inputs.shape[:-1] and logits.shape[-1] >= vocabulary
-    facets: dict[str, Any] = {
+    outputs: dict[str, Any] = {
         "the number of rows in the matmul": (rows[0] if len(rows) == 1 else rows)
         if inputs.dim() > 1
         else "not counted",
         "the shape of the logits": "one row for each token" if fits else tuple(logits.shape),
     }
     if not fits:
-        return facets
+        return outputs
     if values:
-        facets["the logits of real tokens"] = logits[..., :vocabulary]
+        outputs["the logits of real tokens"] = logits[..., :vocabulary]
     taken = float(logits.softmax(dim=-1)[..., vocabulary:].sum(dim=-1).mean())
     if taken != taken:
-        return facets | {
+        return outputs | {
             PROBABILITY: "NaN" if all(one.isfinite().all() for one in padded.parameters()) else "NaN, of infinities"
         }
-    return facets | {PROBABILITY: "some probability" if taken > 1e-6 else "none"}
+    return outputs | {PROBABILITY: "some probability" if taken > 1e-6 else "none"}
 
 
 def _training(padded: nn.Module, case: str, vocabulary: int, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -197,80 +197,86 @@ def _weight(pad: str = "(0, 0, 0, extra)", old: str = "head.weight", more: str =
 
 
 pad_vocabulary.judge_by(
-    right=right, play=play, tolerance=1e-4,
+    right=right, cases=cases, tolerance=1e-4,
     said={PROBABILITY: "{case}, the softmax over your logits gives padded tokens {got}: give them logits of -inf, or cut "
           "them off",
           BIAS: "{case}, your bias does not begin with that of the head",
           REAL: "{case}, rows 0 … {vocabulary} − 1 of your weight are not those of the head"},
     mistakes=[
-        Mistake("the weight not padded", breaks="has as many rows", edits={WEIGHT: "pass", OLD_BIAS: "pass"},
-                told="the weight still has {vocabulary} rows: pad the parameter itself, once. Padding in the forward pass would "
+        Mistake("the weight not padded", violates="has as many rows", edits={WEIGHT: "pass", OLD_BIAS: "pass"},
+                feedback="the weight still has {vocabulary} rows: pad the parameter itself, once. Padding in the forward pass "
+                         "would "
                 "copy all of it at every step"),
-        Mistake("a multiple more", breaks="rounded up to a multiple",
+        Mistake("a multiple more", violates="rounded up to a multiple",
                 edits={EXTRA: "extra = multiple - vocabulary % multiple"},
-                told="no row is missing here, and you add a whole multiple: `-vocabulary % multiple` is 0 then"),
+                feedback="no row is missing here, and you add a whole multiple: `-vocabulary % multiple` is 0 then"),
         Mistake("truncates", edits={EXTRA: "extra = -(vocabulary % multiple)"},
-                told="you round down, and lose the last tokens: " + ROWS),
+                feedback="you round down, and lose the last tokens: " + ROWS),
         Mistake("the next power of two", edits={EXTRA: "extra = 2 ** (vocabulary - 1).bit_length() - vocabulary"},
-                told="you round up to a power of two, which can nearly double the work: " + ROWS),
-        Mistake("always 64", breaks="a multiple of `multiple`", edits={EXTRA: "extra = -vocabulary % 64"},
-                told="you round up to a multiple of 64, and `multiple` is {multiple} here: " + ROWS),
+                feedback="you round up to a power of two, which can nearly double the work: " + ROWS),
+        Mistake("always 64", violates="a multiple of `multiple`", edits={EXTRA: "extra = -vocabulary % 64"},
+                feedback="you round up to a multiple of 64, and `multiple` is {multiple} here: " + ROWS),
         Mistake("adds `multiple` rows", edits={EXTRA: "extra = multiple"},
-                told="you add `multiple` rows, and the sum is not a multiple of it: " + ROWS),
+                feedback="you add `multiple` rows, and the sum is not a multiple of it: " + ROWS),
         Mistake("pads the inputs too", edits=_weight("(0, -head.in_features % multiple, 0, extra)"),
-                told="you pad the features too, and the model around the head has {features}: " + ROWS),
+                feedback="you pad the features too, and the model around the head has {features}: " + ROWS),
         Mistake("pads the wrong dimension", edits=_weight("(0, extra)"),
-                told="you add columns: the rows of `head.weight` are the vocabulary, and F.pad begins with the last dimension"),
+                feedback="you add columns: the rows of `head.weight` are the vocabulary, and F.pad begins with the last "
+                         "dimension"),
         Mistake("pads the features instead", edits=_weight("(0, -head.in_features % multiple)"),
-                told="you round up the features: the vocabulary is to be padded, dimension 0 of `head.weight`"),
+                feedback="you round up the features: the vocabulary is to be padded, dimension 0 of `head.weight`"),
         Mistake("transposes the weight", edits=_weight("(0, extra)", "head.weight.T"),
-                told="your weight is transposed: an `nn.Linear` keeps it as (out_features, in_features)"),
-        Mistake("not a parameter", breaks="a parameter",
+                feedback="your weight is transposed: an `nn.Linear` keeps it as (out_features, in_features)"),
+        Mistake("not a parameter", violates="a parameter",
                 edits={WEIGHT: "weight = F.pad(head.weight.detach(), (0, 0, 0, extra))\ndel head.weight\nhead.weight = weight"},
-                told="the padded weight is not a parameter, so no optimizer gets it: wrap it in `nn.Parameter`"),
-        Mistake("float32 always", breaks="keep their dtype", edits=_weight(old="head.weight.float()"),
-                told="your weight is float32, and the head is bfloat16: make it in the dtype of `head.weight`"),
+                feedback="the padded weight is not a parameter, so no optimizer gets it: wrap it in `nn.Parameter`"),
+        Mistake("float32 always", violates="keep their dtype", edits=_weight(old="head.weight.float()"),
+                feedback="your weight is float32, and the head is bfloat16: make it in the dtype of `head.weight`"),
         Mistake("frozen", edits=_weight(more=", requires_grad=False"),
-                told="the padded weight is frozen: its `requires_grad` is False, and the head's was True"),
+                feedback="the padded weight is frozen: its `requires_grad` is False, and the head's was True"),
         Mistake("rows not filled", edits={WEIGHT: "new = head.weight.detach().new_empty(vocabulary + extra, head.in_features)\n"
                 "new[:vocabulary] = head.weight.detach()\nhead.weight = nn.Parameter(new)"},
-                told="the padded rows hold NaN or inf (`torch.empty` leaves there what it finds "
+                feedback="the padded rows hold NaN or inf (`torch.empty` leaves there what it finds "
                 "in memory), and 0 · NaN is NaN, so "
                 "even rows that nobody uses make gradients NaN: fill them with zeros"),
         Mistake("cuts from the end", edits={CUT: CUT.replace(":vocabulary", ":-extra")},
-                told="where no row is missing, `[..., :-0]` is empty: cut at the vocabulary, `[..., :vocabulary]`"),
-        Mistake("the bias lost", breaks="with or without a bias", edits={OLD_BIAS: "head.bias = None"},
-                told="the head has a bias, and your module has none to train: pad it as well"),
-        Mistake("a new bias to train", breaks="nothing new is trained",
+                feedback="where no row is missing, `[..., :-0]` is empty: cut at the vocabulary, `[..., :vocabulary]`"),
+        Mistake("the bias lost", violates="with or without a bias", edits={OLD_BIAS: "head.bias = None"},
+                feedback="the head has a bias, and your module has none to train: pad it as well"),
+        Mistake("a new bias to train", violates="nothing new is trained",
                 edits={OLD_BIAS: "pass", OUT: f"bias = torch.zeros(vocabulary) if head.bias is None else head.bias.detach()\n"
                        f"head.bias = nn.Parameter(F.pad(bias, (0, extra)))\n{OUT}"},
-                told="the head has no bias, and yours is trained, for real tokens as well: use a buffer, or cut the logits"),
-        Mistake("new weights", breaks="cross_entropy of the output is as before",
+                feedback="the head has no bias, and yours is trained, for real tokens as well: use a buffer, or cut the logits"),
+        Mistake("new weights", violates="cross_entropy of the output is as before",
                 edits=_weight(old="torch.rand_like(head.weight)"),
-                told="your weight does not hold the head's: copy its rows, `weight[:vocabulary] = head.weight`, under `no_grad`"),
+                feedback="your weight does not hold the head's: copy its rows, `weight[:vocabulary] = head.weight`, under "
+                         "`no_grad`"),
         Mistake("a new bias", edits={OLD_BIAS: OLD_BIAS.replace("head.bias.detach()", "torch.zeros_like(head.bias)")},
-                told="your bias does not hold the head's: copy it, as the weight"),
+                feedback="your bias does not hold the head's: copy it, as the weight"),
         Mistake("pads in front", edits=_weight("(0, 0, extra, 0)"),
-                told="the padded rows come first, so each token gets another's row: put them after the real ones"),
-        Mistake("cuts before the matmul", breaks="The matmul runs over all of them",
+                feedback="the padded rows come first, so each token gets another's row: put them after the real ones"),
+        Mistake("cuts before the matmul", violates="The matmul runs over all of them",
                 edits={CUT: f"head.forward = lambda x: {LINEAR}"},
-                told="the matmul has {vocabulary} rows again: let it run with the padded weight, and cut the logits after it"),
+                feedback="the matmul has {vocabulary} rows again: let it run with the padded weight, and cut the logits after "
+                         "it"),
         Mistake("padded logits take probability", edits={CUT: "pass"},
-                told="the padded tokens have logits of their own, and the softmax gives them probability, e^0 for a row of "
+                feedback="the padded tokens have logits of their own, and the softmax gives them probability, e^0 for a row of "
                 "zeros: give them logits of -inf, or cut them off"),
         Mistake("-inf in the weight", edits={CUT: "head.weight.data[vocabulary:] = -torch.inf"},
-                told="rows of -inf make logits of inf, -inf and NaN, by the signs of the inputs: -inf belongs in the logits or "
+                feedback="rows of -inf make logits of inf, -inf and NaN, by the signs of the inputs: -inf belongs in the logits "
+                         "or "
                 "a bias"),
-        Mistake("cuts the second dimension", breaks="For inputs with any number of dimensions",
+        Mistake("cuts the second dimension", violates="For inputs with any number of dimensions",
                 edits={CUT: CUT.replace("...", ":")},
-                told="`[:, :vocabulary]` cuts the second dimension, and that of the logits is the last: `[..., :vocabulary]`"),
+                feedback="`[:, :vocabulary]` cuts the second dimension, and that of the logits is the last: `[..., "
+                         ":vocabulary]`"),
         Mistake("a finite constant", edits={CUT: CUT.replace("logits[...", "torch.cat([logits[...").replace(
                 "y])", "y], logits[..., vocabulary:] - 1e4], dim=-1))")},
-                told="padded tokens have a logit that is low, but not low enough where real ones are around -20,000: take "
+                feedback="padded tokens have a logit that is low, but not low enough where real ones are around -20,000: take "
                 "`-math.inf`"),
-        Mistake("a trained bias of -inf", breaks="so is every step of training",
+        Mistake("a trained bias of -inf", violates="so is every step of training",
                 edits={OLD_BIAS: OLD_BIAS.replace("(0, extra)", "(0, extra), value=-torch.inf"),
                        CUT: f"if head.bias is None:\n    {CUT}"},
-                told="the -inf are trained, and weight decay makes them NaN: -inf minus a part of it. Keep them in a buffer"),
+                feedback="the -inf are trained, and weight decay makes them NaN: -inf minus a part of it. Keep them in a buffer"),
     ],
 )  # fmt: skip

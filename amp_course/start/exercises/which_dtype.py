@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, short
+from amp_course.checking import Case, Exercise, Mistake, short
 
 which_dtype = Exercise(
     chapter="start", name="which_dtype", number=1, title="Half plus single", difficulty=1, importance=3, minutes=1, lines=1,
@@ -29,7 +29,7 @@ KINDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
     """Tell what kind of dtype, or of thing, the answer is."""
     if not isinstance(answer, torch.dtype):
         kind = next((name for kind, name in KINDS.items() if isinstance(answer, kind)), "something else")
@@ -38,28 +38,28 @@ def play(answer: Any, draw: random.Random) -> Iterator[Turn]:
     else:
         kind = "not floating-point"
     it = short(re.sub(" at 0x[0-9a-f]+", "", repr(answer)), 60)
-    yield Turn("", {"kind": kind}, {"it": it})
+    yield Case("", {"kind": kind}, {"it": it})
 
 
 which_dtype.judge_by(
-    right=right, play=play, said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"}, mistakes=[
-        Mistake("the narrower wins", breaks="Which torch dtype does the sum have", answer=torch.float16,
-                told="torch promotes to the dtype that holds both, not to the narrower one: a single fp32 tensor makes the "
+    right=right, cases=cases, said={"kind": "`{it}` is not a torch dtype, such as `torch.float64`"}, mistakes=[
+        Mistake("the narrower wins", violates="Which torch dtype does the sum have", answer=torch.float16,
+                feedback="torch promotes to the dtype that holds both, not to the narrower one: a single fp32 tensor makes the "
                 "whole sum fp32. That is how a model quietly loses its half precision"),
         Mistake("wider than both", answer=torch.float64,
-                told="torch promotes to the wider of the two and no further, and neither of them is float64"),
+                feedback="torch promotes to the wider of the two and no further, and neither of them is float64"),
         Mistake("the other 16 bits", answer=torch.bfloat16,
-                told="bfloat16 has fewer significand bits than either of the two, so it holds neither"),
+                feedback="bfloat16 has fewer significand bits than either of the two, so it holds neither"),
         Mistake("narrower than both", answer=torch.float8_e4m3fn,
-                told="`{it}` is narrower than both: torch promotes to the dtype that holds both"),
+                feedback="`{it}` is narrower than both: torch promotes to the dtype that holds both"),
         Mistake("not floating-point", answer=torch.int32,
-                told="`{it}` is not a real floating-point dtype, as both tensors have: their sum has one, too"),
-        Mistake("a string", breaks="torch dtype", answer="torch.float32",
-                told="`{it}` is a string: dtypes are objects, such as `torch.float64`, without quotes"),
-        Mistake("the sum itself", answer=torch.ones(2), told="that is a tensor, not a dtype: give the `.dtype` of the sum"),
+                feedback="`{it}` is not a real floating-point dtype, as both tensors have: their sum has one, too"),
+        Mistake("a string", violates="torch dtype", answer="torch.float32",
+                feedback="`{it}` is a string: dtypes are objects, such as `torch.float64`, without quotes"),
+        Mistake("the sum itself", answer=torch.ones(2), feedback="that is a tensor, not a dtype: give the `.dtype` of the sum"),
         Mistake("a container", answer=(torch.float32,),
-                told="`{it}` is a tuple, a list or a set: give the dtype alone, with no brackets and no comma"),
+                feedback="`{it}` is a tuple, a list or a set: give the dtype alone, with no brackets and no comma"),
         Mistake("a type of another kind", answer=float,
-                told="`{it}` is a type, but not one of torch's dtypes. These are objects such as `torch.float64`"),
+                feedback="`{it}` is a type, but not one of torch's dtypes. These are objects such as `torch.float64`"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amp_course.bits.formats import BF16, FP8_E5M2, FP16, FloatFormat
 from amp_course.bits.rounding import round_to
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_dict, read_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_dict, read_number
 from amp_course.underflow.zones import ZONES
 
 lost_fraction = Exercise(
@@ -48,7 +48,7 @@ WIDE, ONE = ", for a float64 tensor", ", for `torch.tensor(1.0)`"
 SMALLER = 2.0**-12
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Four formats, one of which torch lacks. Float64 tensors also hold numbers that float32 has no room for.
 
     The second tensor has the shape of the first, and other fractions: most of it is lost.
@@ -65,9 +65,9 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         tensor = tensor.mT if fmt == BF16 else tensor
         before = tensor.clone()
         got = read_dict(call_answer(answer, case, tensor, fmt), ZONES, case)
-        facets: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
-        facets["the tensor"] = "unchanged" if torch.equal(tensor, before) else "changed"
-        yield Turn(case, facets, {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name})
+        outputs: dict[str, Any] = {f"the fraction “{zone}”": read_number(got[zone], f"for “{zone}”") for zone in ORDER}
+        outputs["the tensor"] = "unchanged" if torch.equal(tensor, before) else "changed"
+        yield Case(case, outputs, {"tiny": f"{fmt.smallest_subnormal:.3g}", "max": f"{fmt.max:.6g}", "name": fmt.name})
 
 
 def _numbers(fmt: FloatFormat, draw: random.Random, dtype: torch.dtype) -> Tensor:
@@ -98,40 +98,44 @@ NORMAL, OVERFLOW = "normal = (size >= fmt.smallest_normal) & size.isfinite()", "
 RETURN = "return {zone: mask.sum().item() / count for zone, mask in masks.items()}"
 
 lost_fraction.judge_by(
-    right=right, play=play, tolerance=1e-5, said={"the tensor": "{case}, your function changes the tensor: work on a copy"},
+    right=right, cases=cases, tolerance=1e-5, said={"the tensor": "{case}, your function changes the tensor: work on a copy"},
     mistakes=[
-        Mistake("counts zeros that were zero before", breaks="not zero to begin with", edits={THERE: "there = tensor.flatten()"},
-                told="numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor != 0]`"),
+        Mistake("counts zeros that were zero "
+                "before", violates="not zero to begin with", edits={THERE: "there = tensor.flatten()"},
+                feedback="numbers that were zero before are counted too, as lost: leave them out, `tensor[tensor != 0]`"),
         Mistake("takes zeros for lost", edits={LOST: "lost = round_to(tensor, fmt) == 0"},
-                told="numbers that were zero before are counted as lost: leave them out, `tensor[tensor != 0]`"),
-        Mistake("divides by all numbers", breaks="Of the numbers that are not zero", edits={COUNT: "count = tensor.numel()"},
-                told="you divide by the number of all elements, zeros included: divide by how many were not zero before"),
+                feedback="numbers that were zero before are counted as lost: leave them out, `tensor[tensor != 0]`"),
+        Mistake("divides by all numbers", violates="Of the numbers that are not zero", edits={COUNT: "count = tensor.numel()"},
+                feedback="you divide by the number of all elements, zeros included: divide by how many were not zero before"),
         Mistake("divides by what is left", edits={COUNT: "count = size.count_nonzero()"},
-                told="you divide by how many are not zero after rounding: divide by how many were not zero before"),
+                feedback="you divide by how many are not zero after rounding: divide by how many were not zero before"),
         Mistake("−inf does not count", edits={OVERFLOW: "overflow = round_to(there, fmt) == torch.inf"},
-                told="negative numbers are not counted as overflow: look at their size, with `.abs()`"),
+                feedback="negative numbers are not counted as overflow: look at their size, with `.abs()`"),
         Mistake("the smallest normal is subnormal", edits={SUBNORMAL: SUBNORMAL.replace("< fmt", "<= fmt")},
-                told="`fmt.smallest_normal` is counted as subnormal: it is normal itself, so compare with `<`"),
+                feedback="`fmt.smallest_normal` is counted as subnormal: it is normal itself, so compare with `<`"),
         Mistake("compares with the smallest number", edits={LOST: "lost = there.abs() < fmt.smallest_subnormal"},
-                told="all below the smallest number, {tiny}, is counted as lost. What is nearer to it than to 0 becomes it: "
+                feedback="all below the smallest number, {tiny}, is counted as lost. What is nearer to it than to 0 becomes it: "
                 "round first, then see what became 0"),
         Mistake("subnormal before rounding",
                 edits={SUBNORMAL: "a = there.abs()\nsubnormal = (a >= fmt.smallest_subnormal) & (a < fmt.smallest_normal)"},
-                told="you count as subnormal what lies between the limits before rounding: round first, then compare"),
+                feedback="you count as subnormal what lies between the limits before rounding: round first, then compare"),
         Mistake("compares with the largest number", edits={OVERFLOW: "overflow = there.abs() > fmt.max"},
-                told="all above the largest number, {max}, is counted as overflow. What lies less than half a step past it is "
+                feedback="all above the largest number, {max}, is counted as overflow. What lies less than half a step past it "
+                         "is "
                 "rounded back: round first, then see what is inf"),
-        Mistake("finds no overflow", breaks="overflows", edits={OVERFLOW: "overflow = size.isnan()"},
-                told="you find no overflow. What overflows comes out as inf, and not as NaN: look for it with `.isinf()`"),
-        Mistake("through float32", breaks="in float32 or float64", edits={SIZE: SIZE.replace("there", "there.float()")},
-                told="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
-        Mistake("casts to fmt.dtype", breaks="torch has no dtype for", edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
-                told="in {name} nothing is rounded: torch has no dtype for it, so `fmt.dtype` is None there. Use `round_to`"),
+        Mistake("finds no overflow", violates="overflows", edits={OVERFLOW: "overflow = size.isnan()"},
+                feedback="you find no overflow. What overflows comes out as inf, and not as NaN: look for it with `.isinf()`"),
+        Mistake("through float32", violates="in float32 or float64", edits={SIZE: SIZE.replace("there", "there.float()")},
+                feedback="float64 numbers go through float32, where those just above a tie become the tie: round in one go"),
+        Mistake("casts to fmt.dtype", violates="torch has no dtype for",
+                edits={SIZE: "size = there.to(fmt.dtype).double().abs()"},
+                feedback="in {name} nothing is rounded: torch has no dtype for it, so `fmt.dtype` is None there. Use `round_to`"),
         Mistake("an earlier tensor's",
                 answer=lambda x, fmt: right(x / SMALLER if fmt == FP16 and 1 < x.abs().max() < 32 else x, fmt),
-                told="{case}, you return the fractions of an earlier tensor, which had that shape: look at the numbers on every "
+                feedback="{case}, you return the fractions of an earlier tensor, which had that shape: look at the numbers on "
+                         "every "
                 "call, and keep nothing from call to call"),
-        Mistake("counts", breaks="which fraction", edits={RETURN: RETURN.replace(" / count", "")},
-                told="these are counts: divide each by how many numbers were not zero before"),
+        Mistake("counts", violates="which fraction", edits={RETURN: RETURN.replace(" / count", "")},
+                feedback="these are counts: divide each by how many numbers were not zero before"),
     ],
 )  # fmt: skip

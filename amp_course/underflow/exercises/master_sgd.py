@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_course.checking import Exercise, Mistake, Turn, Wrong, alike, call_answer
+from amp_course.checking import Case, Exercise, Mistake, Wrong, alike, call_answer
 
 master_sgd = Exercise(
     chapter="underflow", name="master_sgd", number=5, title="SGD with master weights", difficulty=3, importance=5, minutes=15,
@@ -60,7 +60,7 @@ def make(answer: Callable[..., Any], params: Iterable[nn.Parameter], lr: float) 
     return optimizer
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Small updates and large ones, such that float32 rounds none: a right answer has the same bits, however it computes.
 
     Parameters come as an iterator first, then as a list. One has a gradient before the optimizer is made, one has none at
@@ -70,7 +70,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     for number, optimizer in enumerate([make(answer, [p], 2**-26 / 3) for p in pair]):
         pair[number].grad = torch.tensor([[3.0 - 2 * number, -1], [0, 0]], dtype=torch.bfloat16) * 2**26
         call_answer(optimizer.step, "at the first step of two optimizers")
-    yield Turn("", {"masters": "shared" if pair[0][1, 0] == 1 or pair[1][1, 0] == 64 else "their own"})
+    yield Case("", {"masters": "shared" if pair[0][1, 0] == 1 or pair[1][1, 0] == 64 else "their own"})
 
     for dtype, digits, kind in KINDS:
         lr, top = 3 * 2.0 ** -(digits + 5), 2**digits - 1
@@ -97,9 +97,9 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             dtypes = {f"the dtype of {what}": str(p.dtype).removeprefix("torch.") for what, p in params.items()}
             values = {what: p.detach().double() for what, p in params.items()}
             trainable = {"`requires_grad`": [p.requires_grad and p.is_leaf for p in params.values()]}
-            yield Turn(case, {**dtypes, **values, "the gradients": kept, **trainable})
+            yield Case(case, {**dtypes, **values, "the gradients": kept, **trainable})
     case = "at a step with `lr` = 5e-9, where one gradient adds up to 0"
-    yield Turn(case, {"the weights": [p.detach().double() for p in pair]})
+    yield Case(case, {"the weights": [p.detach().double() for p in pair]})
 
 
 KEEP, MASTERS = "self.params = list(params)", "self.masters = [p.detach().clone().float() for p in self.params]"
@@ -117,50 +117,59 @@ SAID = {
 PRODUCT, UPDATE, COPY = "update = self.lr * p.grad.float()", "master -= update", "p.copy_(master)"
 
 master_sgd.judge_by(
-    right=MasterSGD, play=play, said=SAID, mistakes=[
-        Mistake("keeps no fp32 copy between steps", breaks="copies in float32 (or wider) that live as long as the optimizer does",
+    right=MasterSGD, cases=cases, said=SAID, mistakes=[
+        Mistake("keeps no fp32 copy between "
+                "steps", violates="copies in float32 (or wider) that live as long as the optimizer does",
                 edits={UPDATE: "master = p.float() - update"},
-                told="what rounding to 16 bits takes away in one step is missing in the next, as if every step started from the "
+                feedback="what rounding to 16 bits takes away in one step is missing in the next, as if every step started from "
+                         "the "
                 "parameters. Make float32 copies once, in `__init__`, and never write a rounded parameter back into them"),
         Mistake("a new tensor at each step", edits={UPDATE: "master = master - update"},
-                told="each step starts from the first weights. `master = master - …` makes a new tensor, and a list keeps the "
+                feedback="each step starts from the first weights. `master = master - …` makes a new tensor, and a list keeps "
+                         "the "
                 "old one: use `master -= …`, or put the new one into the list"),
-        Mistake("plain SGD", breaks="updates are made on copies",
+        Mistake("plain SGD", violates="updates are made on copies",
                 edits={PRODUCT: "update = self.lr * p.grad", UPDATE: "pass", COPY: "p -= update"},
-                told="each update is added to the 16-bit parameter itself, and small ones are lost: update a float32 copy, "
+                feedback="each update is added to the 16-bit parameter itself, and small ones are lost: update a float32 copy, "
                 "made in `__init__`, and copy the whole of it into the parameter (`p.copy_(master)`), not just the change"),
         Mistake("the product in 16 bits", edits={PRODUCT: "update = self.lr * p.grad"},
-                told="the product `lr * gradient` is rounded to 16 bits: compute it from `p.grad.float()`, all in float32"),
-        Mistake("the first one's dtype for all", breaks="even mixed", edits={COPY: "p.data = master.to(self.params[0].dtype)"},
-                told="a parameter changes its dtype where dtypes are mixed: `p.copy_(master)` rounds to each parameter's own"),
-        Mistake("used up in `__init__`", breaks="any iterable",
+                feedback="the product `lr * gradient` is rounded to 16 bits: compute it from `p.grad.float()`, all in float32"),
+        Mistake("the first one's dtype for all", violates="even mixed", edits={COPY: "p.data = master.to(self.params[0].dtype)"},
+                feedback="a parameter changes its dtype where dtypes are mixed: `p.copy_(master)` rounds to each parameter's "
+                         "own"),
+        Mistake("used up in `__init__`", violates="any iterable",
                 edits={KEEP: "self.params = params", ZIP: ZIP.replace("True", "False")},
-                told="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
+                feedback="nothing moves if `params` is an iterator, as `model.parameters()` is: read it only once, into a list"),
         Mistake("used up by the first step", edits={KEEP: "self.params = params", MASTERS: "self.masters = {}", ZIP: AT_FIRST},
-                told="nothing moves after the first step if `params` is an iterator: it can be read only once. Keep a list"),
+                feedback="nothing moves after the first step if `params` is an iterator: it can be read only once. Keep a list"),
         Mistake("keeps what `zip` gives", edits={MASTERS: f"{MASTERS}\nself.all = {PAIRS}", ZIP: "for p, master in self.all:"},
-                told="nothing moves after the first step. Is an iterator kept, such as `zip(…)`? It can be read only once"),
+                feedback="nothing moves after the first step. Is an iterator kept, such as `zip(…)`? It can be read only once"),
         Mistake("those with a gradient at first", edits={KEEP: "self.params = [p for p in params if p.grad is not None]"},
-                told="what has no gradient when the masters are made never changes: its first may come later. Keep them all"),
+                feedback="what has no gradient when the masters are made never changes: its first may come later. Keep them all"),
         Mistake("never writes back", edits={COPY: "pass"},
-                told="the parameters never change: `step()` has to update each master and write it into the parameter itself, "
+                feedback="the parameters never change: `step()` has to update each master and write it into the parameter "
+                         "itself, "
                 "`p.copy_(master)`"),
         Mistake("writes back first", edits={UPDATE: "p.copy_(master)", COPY: "master -= update"},
-                told="the parameters are one step behind: write each master into its parameter after the update, not before it"),
-        Mistake("the parameter becomes float32", breaks="and stay so", edits={COPY: "p.data = master.clone()"},
-                told="the parameters become float32: `p.copy_(master)` rounds to the parameter's own dtype"),
+                feedback="the parameters are one step behind: write each master into its parameter after the update, not before "
+                         "it"),
+        Mistake("the parameter becomes float32", violates="and stay so", edits={COPY: "p.data = master.clone()"},
+                feedback="the parameters become float32: `p.copy_(master)` rounds to the parameter's own dtype"),
         Mistake("goes up the gradient", edits={UPDATE: "master += update"},
-                told="the step goes up the gradient: subtract `lr * gradient`"),
-        Mistake("a gradient is None", breaks="Where a gradient is None", edits={IF: "if False:"},
-                told="the step fails at a gradient that is None, such as that of an unused layer: leave that parameter out"),
+                feedback="the step goes up the gradient: subtract `lr * gradient`"),
+        Mistake("a gradient is None", violates="Where a gradient is None", edits={IF: "if False:"},
+                feedback="the step fails at a gradient that is None, such as that of an unused layer: leave that parameter out"),
         Mistake("an old gradient", edits={IF: STALE, PRODUCT: "update = self.lr * master.grad"},
-                told="where a gradient is None, the one before it is used again: set the master's gradient to None there too"),
-        Mistake("returns at a missing gradient", breaks="nothing changes", edits={CONTINUE: "return"},
-                told="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
-        Mistake("freezes the parameters", breaks="trainable", edits={NO_GRAD: "", COPY: "p.requires_grad_(False).copy_(master)"},
-                told="the parameters do not require gradients after the step, so the next `backward()` gives them none: change "
+                feedback="where a gradient is None, the one before it is used again: set the master's gradient to None there "
+                         "too"),
+        Mistake("returns at a missing gradient", violates="nothing changes", edits={CONTINUE: "return"},
+                feedback="the step ends at the first parameter without a gradient: pass over that one alone, with `continue`"),
+        Mistake("freezes the parameters", violates="trainable",
+                edits={NO_GRAD: "", COPY: "p.requires_grad_(False).copy_(master)"},
+                feedback="the parameters do not require gradients after the step, so the next `backward()` gives them none: "
+                         "change "
                 "them under `@torch.no_grad()` instead"),
         Mistake("autograd watches", edits={NO_GRAD: ""},
-                told="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
+                feedback="a parameter was changed in place while autograd was recording: write `@torch.no_grad()` above `step`"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
 
 safe_softmax = Exercise(
     chapter="underflow", name="safe_softmax", number=3, title="A softmax that survives", difficulty=3, importance=5, minutes=12,
@@ -53,7 +53,7 @@ CASES = {  # rows of logits; for each row what is visible
 }
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Fixed rows for each trap, then drawn ones, of which the last is masked entirely."""
     level = draw.uniform(-98, 98)
     drawn = [[level + draw.uniform(-2, 2) for _ in range(6)] for _ in range(5)]
@@ -65,7 +65,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
         given = logits.clone(), mask.clone()
         got = read_tensor(call_answer(answer, case, *given), case, shape=logits.shape)
         shares = got.double().where(got.isfinite().all(dim=-1, keepdim=True), torch.nan)  # NaN in a row: all of it
-        yield Turn(case, {
+        yield Case(case, {
             "the rows of NaN": int((shares.isnan().any(dim=-1) & mask.any(dim=-1)).sum()),
             "the softmax": shares[mask.any(dim=-1)],
             "the small shares": shares[far],
@@ -74,7 +74,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             "the largest share of anything masked": shares.masked_fill(mask, 0).abs().amax().item(),
             "the dtype that comes back": got.dtype,
             "what changes": [not torch.equal(one, kept) for one, kept in zip(given, (logits, mask), strict=True)],
-        }, clues={"small shares that are 0": int((shares[far] == 0).sum())})  # fmt: skip
+        }, evidence={"small shares that are 0": int((shares[far] == 0).sum())})  # fmt: skip
 
 
 WIDE, FILL = "x = logits.float()", "x = x.masked_fill(~mask, torch.finfo(torch.float32).min)"
@@ -92,42 +92,45 @@ SAID = {
 LAST, RETURN = "shares = shares.masked_fill(~mask, 0)", "return shares.to(logits.dtype)"
 
 safe_softmax.judge_by(
-    right=right, play=play, tolerance=1.25e-3, said=SAID, mistakes=[
-        Mistake("exp overflows in fp16", breaks="fp16 logits between −100 and 100",
+    right=right, cases=cases, tolerance=1.25e-3, said=SAID, mistakes=[
+        Mistake("exp overflows in fp16", violates="fp16 logits between −100 and 100",
                 edits={WIDE: "x = logits", FILL: "pass", EXP: "e = torch.exp(x) * mask"},
-                told="exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's maximum"),
-        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}, told=OVERFLOW),
-        Mistake("no maximum", edits={EXP: "e = torch.exp(x)"}, told=OVERFLOW),
-        Mistake("one maximum for all rows", breaks="of each row",
+                feedback="exp overflows: in fp16 it is inf from 11.1 on, and inf / inf is NaN. Subtract the row's maximum"),
+        Mistake("exp overflows in float32", edits={FILL: "pass", EXP: "e = torch.exp(x) * mask"}, feedback=OVERFLOW),
+        Mistake("no maximum", edits={EXP: "e = torch.exp(x)"}, feedback=OVERFLOW),
+        Mistake("one maximum for all rows", violates="of each row",
                 edits={TOP: "top = x.max()", EXP: "e = torch.exp(x - top) * mask"},
-                told="a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, keepdim=True)`"),
+                feedback="a row far below the others comes out as 0 / 0: take each row's own `x.amax(dim=-1, keepdim=True)`"),
         Mistake("maximum of what is masked", edits=MASKED,
-                told="NaN comes out where the largest logit of a row is masked: mask the logits before the maximum and exp"),
+                feedback="NaN comes out where the largest logit of a row is masked: mask the logits before the maximum and exp"),
         Mistake("masked, but it counts", edits={**MASKED, SHARES: f"{SHARES}.clamp_min(1e-30)"},
-                told="a row comes out as 0 where what is masked is far larger than the rest: fill it before the maximum and exp"),
-        Mistake("NaN in an empty row", breaks="a row in which everything is masked is all 0",
+                feedback="a row comes out as 0 where what is masked is far larger than the rest: fill it before the maximum and "
+                         "exp"),
+        Mistake("NaN in an empty row", violates="a row in which everything is masked is all 0",
                 edits={FILL: "x = x.masked_fill(~mask, -torch.inf)", LAST: "pass"},
-                told="a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. Fill with a finite "
+                feedback="a row in which everything is masked comes out as NaN, as −inf − (−inf) and 0 / 0 do. Fill with a "
+                         "finite "
                 "number, `torch.finfo(dtype).min`, and set what is masked to 0 at the end"),
         Mistake("equal shares in an empty row", edits={LAST: "pass"},
-                told="a row in which everything is masked gets equal shares: set what is masked to 0 at the end"),
+                feedback="a row in which everything is masked gets equal shares: set what is masked to 0 at the end"),
         Mistake("fills past fp16's range", edits={WIDE: "x = logits", FILL: "x = x.masked_fill(~mask, -1e9)"},
-                told="you fill with a number beyond fp16's range, which ends at 65504: convert the logits with `.float()` first"),
-        Mistake("mask inverted", breaks="True in the mask means visible",
+                feedback="you fill with a number beyond fp16's range, which ends at 65504: convert the logits with `.float()` "
+                         "first"),
+        Mistake("mask inverted", violates="True in the mask means visible",
                 edits={FILL: FILL.replace("~", ""), LAST: LAST.replace("~", "")},
-                told="the mask is used the wrong way round: True marks what is visible"),
-        Mistake("no mask", breaks="and a mask", edits={FILL: "pass", LAST: "pass"},
-                told="the mask has no effect: what is masked has to get a share of 0, and to add nothing to the sum"),
+                feedback="the mask is used the wrong way round: True marks what is visible"),
+        Mistake("no mask", violates="and a mask", edits={FILL: "pass", LAST: "pass"},
+                feedback="the mask has no effect: what is masked has to get a share of 0, and to add nothing to the sum"),
         Mistake("masks the result", edits={FILL: "pass"},
-                told="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
-        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"}, told=AS_ZERO),
-        Mistake("multiplies logits and result by the mask", edits={FILL: "x = x * mask"}, told=AS_ZERO),
+                feedback="the visible logits get their shares of the whole row, masked ones included: mask the logits too"),
+        Mistake("multiplies the logits by the mask", edits={FILL: "x = x * mask", LAST: "pass"}, feedback=AS_ZERO),
+        Mistake("multiplies logits and result by the mask", edits={FILL: "x = x * mask"}, feedback=AS_ZERO),
         Mistake("over the columns", edits={TOP: TOP.replace("-1", "0"), SHARES: SHARES.replace("-1", "0")},
-                told="the columns add up to 1 instead of the rows: use `dim=-1`"),
-        Mistake("float32 comes back", breaks="fp16 comes back", edits={RETURN: "return shares"},
-                told="the values are right, but float32 comes back: end with `.to(logits.dtype)`"),
-        Mistake("a sum in fp16", breaks="right to fp16's precision", edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
-                told="in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in float32, the sum "
+                feedback="the columns add up to 1 instead of the rows: use `dim=-1`"),
+        Mistake("float32 comes back", violates="fp16 comes back", edits={RETURN: "return shares"},
+                feedback="the values are right, but float32 comes back: end with `.to(logits.dtype)`"),
+        Mistake("a sum in fp16", violates="right to fp16's precision", edits={SHARES: SHARES.replace("e.sum", "e.half().sum")},
+                feedback="in a long row every share comes out as 0: a sum past fp16's range is inf. Compute in float32, the sum "
                 "too, and round only the result"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_number, show_number
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_number, show_number
 
 smallest_step = Exercise(
     chapter="underflow", name="smallest_step", number=1, title="The smallest step from 1", difficulty=2, importance=4, minutes=8,
@@ -34,21 +34,21 @@ def right(dtype: torch.dtype) -> Any:
     return torch.nextafter(x, one)
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Ask for four dtypes, and add what comes back to 1. Nothing is drawn."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         name = str(dtype).removeprefix("torch.")
         x = read_number(raw := call_answer(answer, f"for {name}", dtype), f"for {name}")
         one, held = torch.ones((), dtype=dtype), torch.tensor(x, dtype=dtype)
         below = torch.nextafter(held, torch.zeros_like(held))
-        facets = {
+        outputs = {
             "x": "not positive" if not x > 0 else "a number" if held.item() == x else f"no number of {name}",
             "1 + x": (one + held).item(),
             "the next smaller number": "moves 1" if one + below != one else "does nothing",
         }
         size = "too small" if one + held == one else "too large"
         size += "" if getattr(raw, "dtype", None) == dtype else ". Add tensors of that dtype: both 1 and x"
-        yield Turn(f"for {name}", facets, {"name": name, "x": show_number(x), "size": size}, clues={"x": x})
+        yield Case(f"for {name}", outputs, {"name": name, "x": show_number(x), "size": size}, evidence={"x": x})
 
 
 WHILE, HALVE, RETURN = "while one + x != one:", "x = x / 2", "return torch.nextafter(x, one)"
@@ -59,20 +59,21 @@ SAID = {
 }
 
 smallest_step.judge_by(
-    right=right, play=play, said=SAID, mistakes=[
-        Mistake("the gap above 1", breaks="smallest positive x", edits={WHILE: "while one + x / 2 != one:", RETURN: "return x"},
-                told="your x, for {name} {x}, is the gap between 1 and the next number. A sum just past the middle of the gap "
+    right=right, cases=cases, said=SAID, mistakes=[
+        Mistake("the gap above 1", violates="smallest positive x", edits={WHILE: "while one + x / 2 != one:", RETURN: "return x"},
+                feedback="your x, for {name} {x}, is the gap between 1 and the next number. A sum just past the middle of the "
+                         "gap "
                 "is rounded up, so look right above half of it"),
-        Mistake("the tie", breaks="is not 1", edits={RETURN: "return x"},
-                told="your sum is exactly in the middle between 1 and the next number, and a tie goes to the even one, which "
+        Mistake("the tie", violates="is not 1", edits={RETURN: "return x"},
+                feedback="your sum is exactly in the middle between 1 and the next number, and a tie goes to the even one, which "
                 "is 1. Take the next larger x (`torch.nextafter`)"),
-        Mistake("1 − x instead of 1 + x", breaks="1 + x", edits={WHILE: "while one - x != one:"},
-                told="your x is the smallest for which 1 − x is not 1. Numbers are twice as dense below 1: add instead"),
-        Mistake("the gap above 1 in float64", breaks="computed in that dtype", answer=lambda dtype: 2.0**-52,
-                told="your x is 2^-52 for every dtype, the gap above 1 in float64: make both 1 and x tensors of the dtype"),
+        Mistake("1 − x instead of 1 + x", violates="1 + x", edits={WHILE: "while one - x != one:"},
+                feedback="your x is the smallest for which 1 − x is not 1. Numbers are twice as dense below 1: add instead"),
+        Mistake("the gap above 1 in float64", violates="computed in that dtype", answer=lambda dtype: 2.0**-52,
+                feedback="your x is 2^-52 for every dtype, the gap above 1 in float64: make both 1 and x tensors of the dtype"),
         Mistake("float64's for all", answer=lambda dtype: right(torch.float64),
-                told="your x is that of float64 for every dtype. Python's numbers are float64: make both 1 and x tensors"),
+                feedback="your x is that of float64 for every dtype. Python's numbers are float64: make both 1 and x tensors"),
         Mistake("float32's for all", answer=lambda dtype: right(torch.float32),
-                told="your x is that of float32 for every dtype. `torch.tensor(1.0)` is float32: pass `dtype=dtype`"),
+                feedback="your x is that of float32 for every dtype. `torch.tensor(1.0)` is float32: pass `dtype=dtype`"),
     ],
 )  # fmt: skip

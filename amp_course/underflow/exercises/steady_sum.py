@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amp_course.bits.formats import find_format
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
 
 steady_sum = Exercise(
     chapter="underflow", name="steady_sum", number=4, title="A sum that does not stand still", difficulty=2, importance=5,
@@ -37,7 +37,7 @@ def right(terms: list[Tensor]) -> Any:
     return total
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """A few terms; many that nearly cancel; many: `equal` ones lose much even in sums of a hundred; small and large ones."""
     size = draw.choice((-1.0, 1.0)) * 2.0 ** draw.randint(-3, 4)
     for dtype, many, small, large in ((torch.float16, 3000, 1e-4, 1e4), (torch.bfloat16, 1000, 1e-12, 1e30)):
@@ -72,8 +72,8 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
             total = got.double()
             if got.shape == exact.shape:  # a few roundings are none
                 total = exact.where((total - exact).abs() <= 6 * find_format(dtype).eps * exact.abs(), total)
-            facets = {"the sum": total, "the terms after the call": _changed(given, terms, before)}
-            yield Turn(case, facets, {"dtype": name}, {"wide": got.dtype.itemsize > 2})
+            outputs = {"the sum": total, "the terms after the call": _changed(given, terms, before)}
+            yield Case(case, outputs, {"dtype": name}, {"wide": got.dtype.itemsize > 2})
 
 
 def _changed(given: list[Tensor], terms: list[Tensor], before: Tensor) -> str:
@@ -92,34 +92,41 @@ FP16_ZERO = START.replace("float32", "float16")
 SAID = {"the terms after the call": "{case}, your function {got}. It has to leave list and terms as they are"}
 
 steady_sum.judge_by(
-    right=right, play=play, tolerance=5e-3, said=SAID, mistakes=[
-        Mistake("16-bit total", breaks="one term or thousands", edits={START: NARROW},
-                told="the total is kept in {dtype} and gets stuck where one more term is less than half the gap to the next "
+    right=right, cases=cases, tolerance=5e-3, said=SAID, mistakes=[
+        Mistake("16-bit total", violates="one term or thousands", edits={START: NARROW},
+                feedback="the total is kept in {dtype} and gets stuck where one more term is less than half the gap to the next "
                 "number: keep it in float32 all the time"),
         Mistake("a total of shape ()", edits={START: "total = torch.tensor(0.0)", ADD: "total = total + term"},
-                told="the total becomes {dtype} with the first term: `torch.tensor(0.0)`, of shape (), does not widen tensors "
+                feedback="the total becomes {dtype} with the first term: `torch.tensor(0.0)`, of shape (), does not widen "
+                         "tensors "
                 "of other shapes. Start from `torch.zeros_like(terms[0], dtype=torch.float32)`"),
         Mistake("casts only the result", edits={START: NARROW, RETURN: "return total.float()"},
-                told="what you return is wider, but a sum got stuck in {dtype} on the way: add in float32 from the first term"),
-        Mistake("fp16 total", breaks="fp16 or bf16 tensors", edits={START: FP16_ZERO},
-                told="the total is kept in float16, whatever the dtype of the terms, and gets stuck: keep it in float32"),
+                feedback="what you return is wider, but a sum got stuck in {dtype} on the way: add in float32 from the first "
+                         "term"),
+        Mistake("fp16 total", violates="fp16 or bf16 tensors", edits={START: FP16_ZERO},
+                feedback="the total is kept in float16, whatever the dtype of the terms, and gets stuck: keep it in float32"),
         Mistake("an fp16 start", edits={START: FP16_ZERO, ADD: "total = total + term"},
-                told="the total of float16 terms is kept in float16, and gets stuck: keep it in float32, for terms of any dtype"),
-        Mistake("bf16 through fp16", breaks="fits into the terms' dtype", edits={RETURN: "return total.half()"},
-                told="bf16 numbers go through float16, whose range is narrower at both ends: keep float32, or the terms' dtype"),
-        Mistake("writes into the first term", breaks="list and terms stay unchanged",
+                feedback="the total of float16 terms is kept in float16, and gets stuck: keep it in float32, for terms of any "
+                         "dtype"),
+        Mistake("bf16 through fp16", violates="fits into the terms' dtype", edits={RETURN: "return total.half()"},
+                feedback="bf16 numbers go through float16, whose range is narrower at both ends: keep float32, or the terms' "
+                         "dtype"),
+        Mistake("writes into the first term", violates="list and terms stay unchanged",
                 edits={START: "total = terms[0]", FOR: "for term in terms[1:]:"},
-                told="you add into the first term, in its 16 bits: `total = terms[0]` makes no copy. Start from a float32 zero"),
-        Mistake("each tensor once", breaks="the same tensor may come twice", edits={FOR: "for term in dict.fromkeys(terms):"},
-                told="a tensor that comes twice in the list is added only once: add all terms, in a loop over the list"),
+                feedback="you add into the first term, in its 16 bits: `total = terms[0]` makes no copy. Start from a float32 "
+                         "zero"),
+        Mistake("each tensor once", violates="the same tensor may come twice", edits={FOR: "for term in dict.fromkeys(terms):"},
+                feedback="a tensor that comes twice in the list is added only once: add all terms, in a loop over the list"),
         Mistake("the mean times the number", edits={RETURN: "return torch.stack(terms).mean(dim=0) * len(terms)"},
-                told="the mean of many terms is rounded before it is multiplied, and in float16 it may be tiny: add in float32, "
+                feedback="the mean of many terms is rounded before it is multiplied, and in float16 it may be tiny: add in "
+                         "float32, "
                 "`torch.stack(terms).sum(dim=0, dtype=torch.float32)`"),
         Mistake("the mean", edits={RETURN: "return total / len(terms)"},
-                told="this is the mean of the terms: return their sum"),
+                feedback="this is the mean of the terms: return their sum"),
         Mistake("the first term twice", edits={START: "total = terms[0].float()"},
-                told="the first term is added twice: if the total starts with it, loop over `terms[1:]`"),
-        Mistake("adds the elements too", breaks="element by element", edits={RETURN: "return total.sum()"},
-                told="you add up the elements of the tensors too: add element by element, so that the sum has the terms' shape"),
+                feedback="the first term is added twice: if the total starts with it, loop over `terms[1:]`"),
+        Mistake("adds the elements too", violates="element by element", edits={RETURN: "return total.sum()"},
+                feedback="you add up the elements of the tensors too: add element by element, so that the sum has the terms' "
+                         "shape"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_course.checking import Exercise, Mistake, Turn, call_answer, read_tensor
+from amp_course.checking import Case, Exercise, Mistake, call_answer, read_tensor
 
 stochastic_rounding = Exercise(
     chapter="underflow", name="stochastic_rounding", number=6, title="Round at random, and be right on average", difficulty=4,
@@ -45,7 +45,7 @@ GRID = torch.tensor([k + f / 1000 for k in (-3, -2, 1, 2) for f in (1, 200, 400,
 SAME = f"the same in all {DRAWS:,} draws"
 
 
-def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
+def cases(answer: Callable[..., Any], draw: random.Random) -> Iterator[Case]:
     """Round the same numbers 20,000 times in one call, then find out in small calls where the draws come from.
 
     A right answer fails, and one whose chance to go up is off by 0.04 passes, less than once in 100,000 checks. Noise of 8
@@ -77,7 +77,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     first, second, again = call(*same, generator), call(*same, generator), call(*same, generator.manual_seed(seed))
     ups = torch.stack([(call(*same, generator) > 2.5).sum() for _ in range(CALLS)]).double()
     spread = (ups - 64).square().mean().item() / 32  # 1 on average; beyond 0.6 and 1.4 less than once in 10⁸ checks
-    facets = {
+    outputs = {
         "the values": values,
         "the shares": shares,
         "the exact values": exact,
@@ -88,7 +88,7 @@ def play(answer: Callable[..., Any], draw: random.Random) -> Iterator[Turn]:
     }
     one_way = set(values.values()) == {SAME}  # then see which way each number goes, if that is the same in every call
     ways = {tuple((call(GRID, torch.ones_like(GRID), generator) > GRID).tolist()) for _ in range(60 if one_way else 0)}
-    yield Turn("", facets, {"seen": seen, "odd": odd}, {"way": ways if len(ways) == 1 else set()})
+    yield Case("", outputs, {"seen": seen, "odd": odd}, {"way": ways if len(ways) == 1 else set()})
 
 
 def _values(row: Tensor, number: float) -> str:
@@ -132,30 +132,31 @@ SAID = {
 }
 
 stochastic_rounding.judge_by(
-    right=right, play=play, said=SAID, mistakes=[
-        Mistake("rounds to nearest", breaks="up or down", edits={ROUNDED: "rounded = torch.round(steps)"},
-                told="this rounds to nearest, the same way on every call: less than half a spacing never gets through"),
-        Mistake("one draw for all", breaks="for each element independently",
+    right=right, cases=cases, said=SAID, mistakes=[
+        Mistake("rounds to nearest", violates="up or down", edits={ROUNDED: "rounded = torch.round(steps)"},
+                feedback="this rounds to nearest, the same way on every call: less than half a spacing never gets through"),
+        Mistake("one draw for all", violates="for each element independently",
                 edits={NOISE: "noise = torch.rand((), generator=generator)"},
-                told="equal numbers in a row all go the same way: draw for each element on its own, `torch.rand(x.shape, …)`"),
-        Mistake("the same draws on every call", breaks="new numbers on every call",
+                feedback="equal numbers in a row all go the same way: draw for each element on its own, `torch.rand(x.shape, "
+                         "…)`"),
+        Mistake("the same draws on every call", violates="new numbers on every call",
                 edits={NOISE: "noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))"},
-                told="every call draws the same numbers. Draw from the given generator itself, do not set its "
+                feedback="every call draws the same numbers. Draw from the given generator itself, do not set its "
                 "seed or state, and do not draw from a copy of it or from another one with its seed"),
-        Mistake("draws from elsewhere", breaks="Draw from the generator", edits={NOISE: "noise = torch.rand(x.shape)"},
-                told="the generator's seed does not decide the result: write `torch.rand(x.shape, generator=generator)`"),
-        Mistake("truncates negative numbers the wrong way", breaks="so that the mean is x",
+        Mistake("draws from elsewhere", violates="Draw from the generator", edits={NOISE: "noise = torch.rand(x.shape)"},
+                feedback="the generator's seed does not decide the result: write `torch.rand(x.shape, generator=generator)`"),
+        Mistake("truncates negative numbers the wrong way", violates="so that the mean is x",
                 edits={ROUNDED: "rounded = torch.trunc(steps + noise)"},
-                told="negative numbers come out one too near to zero: use `torch.floor`, not `.trunc()` or `.int()`"),
-        Mistake("no rounding", breaks="to a multiple of its spacing", edits={RETURN: "return x + (noise - 0.5) * spacing"},
-                told="many different numbers come out: divide by the spacing, round to a whole number, multiply again"),
-        Mistake("ignores the spacing", breaks="its spacing", edits={STEPS: "steps = x", RETURN: "return rounded"},
-                told="this does not round to multiples of the spacing: divide by it first, and multiply by it at the end"),
+                feedback="negative numbers come out one too near to zero: use `torch.floor`, not `.trunc()` or `.int()`"),
+        Mistake("no rounding", violates="to a multiple of its spacing", edits={RETURN: "return x + (noise - 0.5) * spacing"},
+                feedback="many different numbers come out: divide by the spacing, round to a whole number, multiply again"),
+        Mistake("ignores the spacing", violates="its spacing", edits={STEPS: "steps = x", RETURN: "return rounded"},
+                feedback="this does not round to multiples of the spacing: divide by it first, and multiply by it at the end"),
         Mistake("not multiplied back", edits={RETURN: "return rounded"},
-                told="you return how many spacings it is, and not the number: multiply by the spacing again at the end"),
-        Mistake("tosses a coin", breaks="mean of 20,000 draws", edits={UP: "up = noise < 0.5"},
-                told="both neighbours come up equally often, and the nearer one has to come up more often: {seen}"),
+                feedback="you return how many spacings it is, and not the number: multiply by the spacing again at the end"),
+        Mistake("tosses a coin", violates="mean of 20,000 draws", edits={UP: "up = noise < 0.5"},
+                feedback="both neighbours come up equally often, and the nearer one has to come up more often: {seen}"),
         Mistake("the other neighbour's chance", edits={UP: "up = noise > steps - below"},
-                told="this is the other neighbour's chance: go up if the draw is below what `floor` cuts off. Here, {seen}"),
+                feedback="this is the other neighbour's chance: go up if the draw is below what `floor` cuts off. Here, {seen}"),
     ],
 )  # fmt: skip
