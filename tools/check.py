@@ -58,7 +58,7 @@ ON_DEMAND = {
     "slow": (
         "benchmarks, whole trainings, real processes, each panel in JupyterLab",
         # Three, for many wait for time to pass; by file, for its tests share what takes long to make
-        pytest("-q", "-n", "3", "--dist", "loadfile", "-m", "slow"),
+        pytest("-q", "-n", "3", "--dist", "loadfile", "-m", "slow and not classroom"),
     ),
     "solutions": (
         "each cell of the solutions shows what is stored",

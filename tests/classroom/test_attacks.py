@@ -270,44 +270,46 @@ subprocess.Popen(["sleep", "987"], start_new_session=True)
     assert subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True).stdout == b""
 
 
+BAD = [  # answer or cell, what is said of it
+    ("import os\nos._exit(0)", "ended its kernel"),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ended its kernel"),
+    ("def add_autocast(*a):\n    import os\n    os._exit(1)", ""),
+    ("while True: pass", ""),
+    ("import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass", "could not be stopped"),
+    ("def add_autocast(*a):\n    while True: pass", ""),
+    ("while True: print('x' * 10_000)", ""),
+    ("with open('big', 'wb') as file:\n    while True: file.write(bytes(10**7))", ""),
+    (
+        "import ipykernel, os\nplace = os.path.dirname(ipykernel.get_connection_file())\n"
+        "for number in range(2000):\n    open(f'{place}/big{number}', 'wb').write(bytes(10**7))",
+        "it wrote more than",
+    ),
+    (
+        "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        time.sleep(985)\ntime.sleep(985)",
+        "it had more than 200 processes at once",
+    ),
+    ("x = bytearray(10**11)", ""),
+    ("data = torch.zeros(75_000_000)\ndef add_autocast(*a): return data", ""),
+    (
+        "k = get_ipython().kernel\ns = k.session\n"
+        "parts = [s.pack(s.msg_header('stream')), *[s.pack({})] * 2, b'[' * 50_000 + b']' * 50_000]\n"
+        "k.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), *parts])\nimport time; time.sleep(2)",
+        "ended its kernel or could not be stopped",
+    ),
+    (
+        "h = display('a', display_id='z')\nget_ipython().display_pub.publish("
+        "{'text/plain': 'u' * 30_000_000}, transient={'display_id': 'z'}, update=True)",
+        "",
+    ),
+    ("input('your key, please: ')", ""),
+    ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        ("import os\nos._exit(0)", "ended its kernel"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "ended its kernel"),
-        ("def add_autocast(*a):\n    import os\n    os._exit(1)", ""),
-        ("while True: pass", ""),
-        ("import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass", "could not be stopped"),
-        ("def add_autocast(*a):\n    while True: pass", ""),
-        ("while True: print('x' * 10_000)", ""),
-        ("with open('big', 'wb') as file:\n    while True: file.write(bytes(10**7))", ""),
-        (
-            "import ipykernel, os\nplace = os.path.dirname(ipykernel.get_connection_file())\n"
-            "for number in range(2000):\n    open(f'{place}/big{number}', 'wb').write(bytes(10**7))",
-            "it wrote more than",
-        ),
-        (
-            "import os, time\nfor _ in range(500):\n    if os.fork() == 0:\n        time.sleep(985)\ntime.sleep(985)",
-            "it had more than 200 processes at once",
-        ),
-        ("x = bytearray(10**11)", ""),
-        ("data = torch.zeros(75_000_000)\ndef add_autocast(*a): return data", ""),
-        (
-            "k = get_ipython().kernel\ns = k.session\n"
-            "parts = [s.pack(s.msg_header('stream')), *[s.pack({})] * 2, b'[' * 50_000 + b']' * 50_000]\n"
-            "k.iopub_socket.send_multipart([b'stream', b'<IDS|MSG>', s.sign(parts), *parts])\nimport time; time.sleep(2)",
-            "ended its kernel or could not be stopped",
-        ),
-        (
-            "h = display('a', display_id='z')\nget_ipython().display_pub.publish("
-            "{'text/plain': 'u' * 30_000_000}, transient={'display_id': 'z'}, update=True)",
-            "",
-        ),
-        ("input('your key, please: ')", ""),
-        ("import threading, time\nthreading.Thread(target=lambda: time.sleep(500)).start()\nadd_autocast = 3", ""),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("sandboxed", [pytest.param(True, marks=needs_bubblewrap), False])
+    ("answer", "told", "sandboxed"),
+    [*(pytest.param(*bad, True, marks=needs_bubblewrap) for bad in BAD), (*BAD[0], False), (*BAD[3], False)],
+)
 def test_a_bad_answer_costs_only_its_own_points(
     place: ClassFolder, loop: Chapter, answer: str, told: str, sandboxed: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def names(kind: str) -> list[str]:
     return [*DATA[kind], *sorted(path.stem for path in (SCRIPTS / kind).glob("*.py"))]
 
 
+def some(kind: str) -> list[str]:
+    """All but every second change of the loop, which is left to `make test-matrix`."""
+    left = [] if "AMP_COURSE_DRAWS" in os.environ else list(DATA[kind])[1::2]
+    return [name for name in names(kind) if name not in left]
+
+
 def written(kind: str, name: str, folder: Path) -> Path:
     """A script in a folder of its own, for it may write next to itself."""
     if name not in DATA[kind]:
@@ -52,14 +59,14 @@ def as_recorded(kind: str, name: str, folder: Path | None = None) -> Report:
     return found
 
 
-@pytest.mark.parametrize("name", names("sound"))
+@pytest.mark.parametrize("name", some("sound"))
 def test_a_sound_script_is_not_accused(name: str, tmp_path: Path) -> None:
     found = as_recorded("sound", name, tmp_path)
     assert found.state == "clean" and DATA["sound"].get(name, {}).get("advice", "") in ("", *found.advised), found
     assert dict(found.facts)["updates"] and len([*tmp_path.iterdir()]) == 1
 
 
-@pytest.mark.parametrize("name", names("faulty"))
+@pytest.mark.parametrize("name", some("faulty"))
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     found = as_recorded("faulty", name, tmp_path)
     changes = DATA["faulty"].get(name)
@@ -69,7 +76,7 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     assert len(found.findings) <= 2, found
 
 
-@pytest.mark.parametrize("name", names("odd"))
+@pytest.mark.parametrize("name", some("odd"))
 def test_a_script_that_misbehaves_is_told_what_was_seen(name: str, tmp_path: Path) -> None:
     found = as_recorded("odd", name, tmp_path)
     assert found.exit_code == DATA["odd"][name]["code"], found

@@ -23,6 +23,17 @@ def each_draw(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seed", [0, *more])
 
 
+def each_exercise_and_draw() -> pytest.MarkDecorator:
+    """Each exercise over DRAWS draws; by default over one, and every fourth over another, in the slow part."""
+    drawn = [(exercise, seed) for exercise in EXERCISES for seed in range(DRAWS or 1)]
+    drawn += [] if DRAWS else [(exercise, 1) for exercise in EXERCISES[::4]]
+    cases = [
+        pytest.param(exercise, seed, marks=[pytest.mark.slow] * (seed > 0), id=f"{exercise.id}-{seed}")
+        for exercise, seed in drawn
+    ]
+    return pytest.mark.parametrize(("exercise", "seed"), cases)
+
+
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 
 
@@ -45,8 +56,7 @@ def judge_of(exercise: Exercise) -> Judge:
 
 
 @pytest.mark.usefixtures("draw")
-@each_draw(DRAWS or 2)
-@each_exercise
+@each_exercise_and_draw()
 def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, seed: int, record_property: Any) -> None:
     judge = judge_of(exercise)
     right = judge.run(judge.right, seed)

@@ -109,7 +109,8 @@ ODD: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore")  # a coroutine that nobody awaits
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_odd_answers_are_refused_in_plain_words(exercise: Exercise, capsys: Any) -> None:
-    for label, answer in ODD.items():
+    # A third of them for each exercise; each is tried on some 26 exercises.
+    for label, answer in [*ODD.items()][EXERCISES.index(exercise) % 3 :: 3]:
         outcome = exercise.check(answer)
         assert not outcome, label
         assert outcome.message and not any(
