@@ -3,6 +3,8 @@
     python -m amp_course.authoring make     write exercises/ again
     python -m amp_course.authoring check    exit 1 if that would change anything
     python -m amp_course.authoring run      run the notebooks whose stored outputs are out of date (or all, or those named)
+    python -m amp_course.authoring new CHAPTER NAME      write a new exercise that works, to change
+    python -m amp_course.authoring try NAME [FILE.py]    judge an answer, by default the solution's
 
 A master is in nbgrader's form: the lines between `### BEGIN SOLUTION` and `### END SOLUTION` are what the reader
 writes. A cell tagged `solution-only` has no place in the exercises.
@@ -22,6 +24,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from amp_course import stamps
+from amp_course.kit.errors import CourseError
 from amp_course.kit.paths import course_root
 
 BLANK = "# your code here"  # a function that is left blank has its docstring for a body
@@ -121,12 +124,23 @@ def run(path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the three verbs; returns the exit code."""
+    """Run one of the verbs; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m amp_course.authoring", description=__doc__.split("\n")[0])
-    parser.add_argument("verb", choices=("make", "check", "run"))
-    parser.add_argument("notebooks", nargs="*", type=Path, help="for run: these, whatever their age")
-    parser.add_argument("--all", action="store_true", help="for run: every notebook, whatever its age")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("make", help="write exercises/ again")
+    verbs.add_parser("check", help="exit 1 if that would change anything")
+    runs = verbs.add_parser("run", help="run the notebooks whose stored outputs are out of date")
+    runs.add_argument("notebooks", nargs="*", type=Path, help="these, whatever their age")
+    runs.add_argument("--all", action="store_true", help="every notebook, whatever its age")
+    news = verbs.add_parser("new", help="write a new exercise that works, to change")
+    news.add_argument("chapter", help='its word or number, as in "loop"')
+    news.add_argument("name", help="of the exercise, and of the function that the learner writes")
+    tries = verbs.add_parser("try", help="judge an answer, by default the solution's")
+    tries.add_argument("name", help='of the exercise, as in "update_rule" or "scaler.update_rule"')
+    tries.add_argument("file", nargs="?", type=Path, help="Python code that defines the answer")
     args = parser.parse_args(argv)
+    if args.verb in ("new", "try"):
+        return _write(args)
     if args.verb == "make":
         for path, text in texts().items():
             path.parent.mkdir(exist_ok=True)
@@ -138,19 +152,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in found:
             print(f"{problem}: run `make exercises`", file=sys.stderr)
         return 1 if found else 0
+    return _run_notebooks(args.notebooks, args.all)
+
+
+def _write(args: argparse.Namespace) -> int:
+    from amp_course.authoring import writing  # here: it loads torch
+
+    try:
+        if args.verb == "try":
+            print(writing.try_answer(args.name, args.file))
+            return 0
+        for path in writing.new(args.chapter, args.name):
+            print(f"wrote {path.relative_to(course_root())}")
+    except (CourseError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("It asks to double a number, and works. Change it; see what an answer gets by")
+    print(f"    python -m amp_course.authoring try {args.name} answer.py")
+    print(f"then: make notebooks exercises && pytest tests/exercises -k {args.name}")
+    return 0
+
+
+def _run_notebooks(named: Sequence[Path], every: bool) -> int:
     os.environ["TQDM_DISABLE"] = "1"
     with tempfile.TemporaryDirectory() as work:
         os.environ["AMP_COURSE_WORK"] = str(Path(work) / "my_work")
-        chosen = (
-            dict.fromkeys(args.notebooks or notebooks(), "asked for") if args.all or args.notebooks else out_of_date()
-        )
+        chosen = dict.fromkeys(named or notebooks(), "asked for") if every or named else out_of_date()
         for number, (path, reason) in enumerate(chosen.items(), 1):
             print(f"[{number}/{len(chosen)}] running {path}: {reason}", flush=True)
             run(path.resolve())
     if not chosen:
         print("every notebook's outputs are up to date; --all runs them anyway")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

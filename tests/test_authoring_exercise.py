@@ -1,0 +1,76 @@
+"""A new exercise works as it is written, and an answer can be tried from the command line."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from amp_course import authoring
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """The files of chapter 06 that a new exercise is written into, copied."""
+    for folder in ("amp_course/loop/exercises", "tests/exercises/loop", "solutions", "notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("amp_course/loop/exercises/__init__.py", "solutions/06_loop.ipynb"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.setenv("AMP_COURSE_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def test_a_new_exercise_works_as_it_is_written(course, capsys):
+    assert authoring.main(["new", "6", "twice_it"]) == 0
+    written = [line.removeprefix("wrote ") for line in capsys.readouterr().out.splitlines() if "wrote" in line]
+    assert len(written) == 4 and all((course / file).is_file() for file in written)
+
+    listed = (course / "amp_course/loop/exercises/__init__.py").read_text("utf-8")
+    assert "exercises.twice_it import twice_it\n" in listed and listed.endswith(", twice_it)\n")
+    compile(listed, "__init__.py", "exec")
+    cells = nbformat.read(course / "solutions/06_loop.ipynb", as_version=4).cells
+    assert cells[-1].metadata.tags == ["answer-twice_it"] and cells[-2].source == "exercises.twice_it"
+
+    exercise = runpy.run_path(str(course / written[0]))["twice_it"]
+    answers = runpy.run_path(str(course / written[1]))
+    assert (exercise.id, exercise.number) == ("loop.twice_it", 7) and len(exercise.mistakes) >= 4
+    for mistake in exercise.mistakes:
+        if not mistake.edits:  # whose lines are looked up in the module
+            assert exercise.check(mistake.answer).mistake == mistake.name
+    for answer in answers["RIGHT"].values():
+        assert exercise.check(answer).state == "correct"
+    for answer, name in answers["WRONG"].values():
+        if name != "gives the number back":
+            outcome = exercise.check(answer)
+            assert outcome.state == "not yet" and outcome.mistake == name
+
+
+@pytest.mark.parametrize(
+    ("chapter", "name", "said"),
+    [("loop", "two words", "cannot name a function"), ("99", "fine", "there is no chapter '99'")],
+)
+def test_a_name_that_will_not_do_is_refused(course, capsys, chapter, name, said):
+    assert authoring.main(["new", chapter, name]) == 1
+    assert said in capsys.readouterr().err
+    (course / "amp_course/loop/exercises/taken.py").touch()
+    assert authoring.main(["new", "loop", "taken"]) == 1
+
+
+def test_an_answer_is_tried(tmp_path, capsys):
+    assert authoring.main(["try", "update_rule"]) == 0
+    said = capsys.readouterr().out
+    assert "Correct." in said and "differs" not in said
+    file = tmp_path / "answer.py"
+    file.write_text(
+        "def mine(scale, streak, found, growth, backoff, interval):\n"
+        "    return (scale * backoff, 0) if found else (scale, streak + 1)\n\n\n"
+        "exercises.update_rule.check(mine)\n"
+    )
+    assert authoring.main(["try", "scaler.update_rule", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "the mistake: grows late or never" in said and said.count("differs") > 3
+    assert authoring.main(["try", "no_such"]) == 1
+    assert "'no_such' names no single exercise" in capsys.readouterr().err
