@@ -2,7 +2,7 @@
 
 A file is whole or it is the one before: it is written next to its place and moved there in one step. It is read with
 `weights_only=True`, which builds tensors and plain values and runs no code: `plain_values` turns what is saved into those.
-Nothing is changed until `checks` has checked everything.
+Where something does not fit, everything stays as it was.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def load_checkpoint(
     A run that saved with a scaler may go on without (AMP → fp32), and one without may go on with a new one (fp32 → AMP, with
     `fresh_scaler=True`); gradients of the middle of an accumulation are rescaled then.
 
-    Raises CheckpointError, before anything is changed, for a file that is missing, truncated, damaged, no checkpoint, with code
-    in it, from another model, optimizer or scheduler, or without a scaler's state where one is wanted.
+    Raises CheckpointError, and leaves everything as it was, for a file that is missing, truncated, no checkpoint, with code in
+    it, from another model, optimizer or scheduler, or without a scaler's state where one is wanted.
     """
     models, optimizers, schedulers = several(model), several(optimizer), several(scheduler)
     content = read_checked(Path(path))
@@ -106,28 +106,22 @@ def load_checkpoint(
             "them with `model.load_state_dict(torch.load(path, weights_only=True))`."
         )
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    checks.check_fields(content)
-    checks.check_numbers(content, models, optimizers, schedulers)
-    for one, state in zip(models, content["model"], strict=True):
-        checks.check_model(one, state)
-    for one, state in zip(optimizers, content["optimizer"], strict=False):
-        checks.check_optimizer(one, state)
-    for one, state in zip(schedulers, content["scheduler"], strict=False):
-        checks.check_scheduler(one, state)
-    checks.check_scaler(content["scaler"], scaler is not None, fresh_scaler)
-    checks.check_gradients(content, models)
-    if random_state:
-        checks.check_random(content["random"])
-    factor = _rescaling(content, scaler)
-    with _rolled_back(*optimizers, *schedulers):
+    with _rolled_back(*optimizers, *schedulers, *several(scaler)):
+        checks.check_numbers(content, model=models, optimizer=optimizers, scheduler=schedulers)
+        for one, state in zip(models, content["model"], strict=True):
+            checks.check_model(one, state)
         for one, state in zip(optimizers, content["optimizer"], strict=False):
+            checks.check_optimizer(one, state)
             one.load_state_dict(checks.completed(one, state))
         for one, state in zip(schedulers, content["scheduler"], strict=False):
+            checks.check_scheduler(one, state)
             one.load_state_dict(state)
-    if scaler is not None and content["scaler"] is not None:
-        scaler.load_state_dict(content["scaler"])
-    for one, state in zip(models, content["model"], strict=True):
-        one.load_state_dict(state)
+        checks.check_scaler(content["scaler"], scaler is not None, fresh_scaler)
+        factor = _rescaling(content, scaler)
+        if scaler is not None and content["scaler"] is not None:
+            scaler.load_state_dict(content["scaler"])
+        for one, state in zip(models, content["model"], strict=True):
+            one.load_state_dict(state)
     _put_gradients(models, content["gradients"], factor)
     if random_state:
         set_random_state(content["random"])
@@ -144,8 +138,11 @@ def _rolled_back(*objects: Any) -> Iterator[None]:
         for one, attributes in before:
             vars(one).clear()
             vars(one).update(attributes)
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(
-            f"the checkpoint's state was refused: {error}. Make the objects of the saved run."
+            f"the checkpoint's state was refused: {error}. Make the objects of the saved run, or "
+            "go back to the checkpoint before."
         ) from error
 
 
