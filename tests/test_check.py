@@ -95,6 +95,7 @@ def no_plugins(monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_plugins")
 def test_what_a_busy_machine_failed_is_run_once_more_alone(check, tmp_path, capfd):
     assert counted(check, tmp_path, "slow", [1, 2]) == (0, [1, 2])
@@ -103,6 +104,7 @@ def test_what_a_busy_machine_failed_is_run_once_more_alone(check, tmp_path, capf
     assert "test_it[2]" in told and "test_it[1]" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, most, runs", [("slow", 10, 2), ("slow", 0, 1), ("six", 10, 1)])
 def test_what_fails_again_fails_and_so_does_much_or_any_other_part(
     check, tmp_path, monkeypatch, capfd, name, most, runs

@@ -1,4 +1,4 @@
-"""Read the tables of facts that stand in TOML files, each beside the module that uses it."""
+"""Read the tables of facts that stand in TOML files, each next to the module that uses it."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Phrasebook:
 
 
 def read_book(file: str) -> Phrasebook:
-    """Return the phrasebook in a TOML file beside this module."""
+    """Return the phrasebook in a TOML file next to this module."""
     data = tomllib.loads((_HERE / file).read_text(encoding="utf-8"))
     libraries = [Library(**one | {"names": tuple(one.get("names", ()))}) for one in data["library"]]
     phrases = [
