@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from amp_course.kit.hardware import MachineReport, pick_device
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import order_of_round, synchronize
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
 from amp_course.loop.workloads import Workload, char_gpt, simple_net
 from amp_course.speed.faults import keep_freed_memory, page_faults
@@ -75,9 +75,7 @@ def in_turn(
     for number in range(-WARMUP_BLOCKS, rounds):
         if number >= LEAST_ROUNDS and seconds is not None and time.monotonic() - start > seconds:
             return
-        shift = number % len(names)
-        order = names[shift:] + names[:shift]
-        for name in reversed(order) if number % 2 else order:
+        for name in order_of_round(names, number):
             side = sides[name]
             side.before()
             side.losses += side.run([next(feeds[name])])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from amp_course.kit.measure import TOO_BUSY, CpuWait, synchronize, too_busy
+from amp_course.kit.measure import TOO_BUSY, CpuWait, clock, too_busy
 
 State = Literal["native", "emulated", "unsupported", "unknown"]
 
@@ -143,11 +143,7 @@ def _matmul_seconds(device: torch.device, names: Collection[str]) -> dict[str, f
 
 def _one_matmul(name: str, matrix: torch.Tensor, device: torch.device) -> float:
     _set_tf32(name == "tf32")
-    synchronize(device)
-    start = time.perf_counter()
-    matrix @ matrix
-    synchronize(device)
-    return time.perf_counter() - start
+    return clock(lambda: matrix @ matrix, device)
 
 
 # torch 2.9 and later keep a precision for each backend, and raise where the older, global setting is used as well.

@@ -14,12 +14,13 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Mark = Any  # a moment: seconds on a CPU's clock, or a torch.cuda.Event
 TOO_BUSY = "This machine was too busy to tell"
 BUSY = 0.2  # of the time spent waiting for a CPU: above it, nothing is claimed from a time
@@ -106,6 +107,32 @@ def synchronize(device: torch.device | str) -> None:
     device = torch.device(device)
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def clock(work: Callable[[], object], device: torch.device | str, calls: int = 1) -> float:
+    """Return the seconds of one call of `work`: of `calls` in a row, from idle device to idle device."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - start) / calls
+
+
+def best_seconds(work: Callable[[], object], device: torch.device | str, *, least: int, budget: float = 0.0) -> float:
+    """Return the seconds of the fastest of `least` calls, and of more as long as `budget` lasts."""
+    best, began, calls = float("inf"), time.perf_counter(), 0
+    while calls < least or time.perf_counter() - began < budget:
+        best, calls = min(best, clock(work, device)), calls + 1
+    return best
+
+
+def order_of_round(names: Iterable[T], number: int) -> list[T]:
+    """Return the order in which sides take their turns in a round: another from round to round."""
+    listed = list(names)
+    shift = number % len(listed)
+    order = listed[shift:] + listed[:shift]
+    return order[::-1] if number % 2 else order
 
 
 def _seconds_unit(seconds: float) -> tuple[float, str]:
@@ -222,11 +249,7 @@ def time_step(
             pace = min(taken[1:], default=0.0)  # the first step is too slow to judge the others by
             if taken and max_seconds is not None and sum(taken) + pace > max_seconds:
                 break
-            synchronize(device)
-            start = time.perf_counter()
-            step()
-            synchronize(device)
-            taken.append(time.perf_counter() - start)
+            taken.append(clock(step, device))
     return Timing(tuple(taken[warmup:] or taken[-1:]), wait.share)
 
 

@@ -7,7 +7,6 @@ would take too long or need too much memory is not tried, and the page says so.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from amp_course.kit.dtypes import DTYPES
-from amp_course.kit.measure import CpuWait, busy_text, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, best_seconds, busy_text, clock, seconds_text
 from amp_course.kit.memory import bytes_text
 from amp_course.speed.roofline import Roofline
 
@@ -151,15 +150,7 @@ def measure_machine(
 def measure_launch(device: torch.device) -> float:
     """Return the seconds of one op on one number, launched from Python: the best of a few rows of them."""
     one = torch.ones(1, device=device)
-    best = float("inf")
-    for _ in range(7):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(LAUNCHES):
-            one.add_(0.0)
-        synchronize(device)
-        best = min(best, (time.perf_counter() - start) / LAUNCHES)
-    return best
+    return min(clock(lambda: one.add_(0.0), device, LAUNCHES) for _ in range(7))
 
 
 def measure_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:
@@ -233,14 +224,7 @@ def _rate(device: torch.device, fmt: str, size: int, budget: float) -> Rate:
 def fastest_seconds(op: Callable[[], object], device: torch.device, *, least: int, budget: float) -> float:
     """Return the seconds of the fastest call: after a first one, at least `least`, then as many as `budget` seconds allow."""
     op()
-    best, began, calls = float("inf"), time.perf_counter(), 0
-    while calls < least or time.perf_counter() - began < budget:
-        synchronize(device)
-        start = time.perf_counter()
-        op()
-        synchronize(device)
-        best, calls = min(best, time.perf_counter() - start), calls + 1
-    return best
+    return best_seconds(op, device, least=least, budget=budget)
 
 
 def free_memory(device: torch.device) -> int | None:

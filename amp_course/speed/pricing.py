@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import clock
 from amp_course.speed.counting import OpCall, OpCounter, Replay
 
 _HEAD_START = 1_000_000  # cycles, about half a millisecond: longer than Python needs to queue an op
@@ -96,8 +96,4 @@ def _time(call: Callable[[], Any], device: torch.device) -> float:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
-    synchronize(device)
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    return time.perf_counter() - start
+    return clock(call, device)

@@ -18,7 +18,7 @@ import torch
 
 from amp_course import __version__
 from amp_course.kit.hardware import MachineReport, machine_report
-from amp_course.kit.measure import CpuWait, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, clock, seconds_text
 from amp_course.loop.recipe import FP32, Recipe, recipes_for
 from amp_course.loop.workloads import Workload, char_gpt, digits_resnet, simple_net
 from amp_course.speed.bench.page import LeftOut, Page, Result
@@ -132,10 +132,7 @@ class Bench:
         batch, best = next(session.batches), float("inf")
         for _ in range(2):
             with recipe.precision():
-                start = time.perf_counter()
-                session.stepper.step(*batch)
-                synchronize(self.device)
-            best = min(best, time.perf_counter() - start)
+                best = min(best, clock(lambda: session.stepper.step(*batch), self.device))
             if best <= most:
                 break
         return best

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from amp_course.kit.measure import CpuWait, Timing, busy_text, seconds_text, synchronize
+from amp_course.kit.measure import CpuWait, Timing, busy_text, clock, order_of_round, seconds_text
 from amp_course.kit.report import Block, Page, Table
 from amp_course.kit.threads import one_thread
 
@@ -176,7 +176,7 @@ def _compare(
         started = time.perf_counter()
         results[name] = _number(side())
         first = time.perf_counter() - started
-        pace[name] = first if first > seconds / 10 else _seconds_a_step(side, 1, device)
+        pace[name] = first if first > seconds / 10 else clock(side, device)
     if steps is None:
         steps = max(1, min(_MOST_STEPS, int(seconds / rounds / sum(pace.values())) - 1))
     names, taken = list(sides), {name: list[float]() for name in sides}
@@ -186,13 +186,11 @@ def _compare(
         used = time.perf_counter() - began
         if (number >= LEAST_ROUNDS and used > seconds) or (number >= FEWEST_ROUNDS and used > 2 * seconds):
             break
-        shift = number % len(names)
-        order = names[shift:] + names[:shift]
-        for name in reversed(order) if number % 2 else order:
+        for name in order_of_round(names, number):
             if pace[name] < _CHEAP:
                 sides[name]()  # or the first timed step would find the caches full of the other sides' weights
             with nullcontext() if name in crowded else wait:
-                taken[name].append(_seconds_a_step(sides[name], steps, device))
+                taken[name].append(clock(sides[name], device, steps))
     bases = {name: base.get(name, names[0]) for name in names}
     return Comparison({name: tuple(times) for name, times in taken.items()}, bases, steps, results, wait.share)
 
@@ -224,15 +222,6 @@ def spread_text(q1: float, q3: float) -> str:
 def sentence(*clauses: str) -> str:
     """Join clauses that are not empty: each gets a capital and, unless it ends in a mark, a full stop."""
     return " ".join(f"{one[0].upper()}{one[1:]}{'' if one[-1] in '.!?' else '.'}" for one in clauses if one)
-
-
-def _seconds_a_step(side: Side, steps: int, device: torch.device) -> float:
-    synchronize(device)
-    started = time.perf_counter()
-    for _ in range(steps):
-        side()
-    synchronize(device)
-    return (time.perf_counter() - started) / steps
 
 
 def _number(result: object) -> float | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from amp_course.kit.dtypes import DTYPES
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import best_seconds
 from amp_course.kit.random_state import same_random_state
 from amp_course.kit.threads import one_thread
 from amp_course.loop.recipe import AMP_BF16, AMP_FP16, FP32, Recipe
@@ -46,18 +45,11 @@ def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
     size = 256 if device.type == "cpu" else 2048
     with one_thread(), same_random_state(), torch.no_grad(), torch.autocast(device.type, enabled=False):
         source = torch.randn(size, size, device=device)
-        return _fastest_matmul(source.to(dtype)) > SLOW * _fastest_matmul(source)
-
-
-def _fastest_matmul(matrix: Tensor) -> float:
-    best = float("inf")
-    for _ in range(6):
-        synchronize(matrix.device)
-        started = time.perf_counter()
-        matrix @ matrix
-        synchronize(matrix.device)
-        best = min(best, time.perf_counter() - started)
-    return best
+        fp32, low = (
+            best_seconds(lambda matrix=matrix: matrix @ matrix, device, least=6)  # type: ignore[misc]
+            for matrix in (source, source.to(dtype))
+        )
+        return low > SLOW * fp32
 
 
 def pick_size(device: torch.device, *, cpu: int, slow: int, gpu: int) -> int:

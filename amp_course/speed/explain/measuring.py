@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import time
 
 import torch
 from torch.utils.data import DataLoader
 
 from amp_course.kit.hardware import usable_cores
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import best_seconds, clock
 from amp_course.speed.counting import CAST, MATMUL
 from amp_course.speed.explain import kinds
 from amp_course.speed.explain.advice import advise
@@ -36,10 +35,7 @@ def measure(run: Runner, device: torch.device | None, seconds: float) -> Explana
     del first
     gc.collect()
     run.guarded()
-    start = time.perf_counter()
-    run.guarded()
-    synchronize(device)
-    once = time.perf_counter() - start
+    once = clock(run.guarded, device)
     turns = Rounds(run, device, price_of_a_call(device))
     slow = once * 3 * _ROUNDS > 3 * seconds
     plain = max(1, min(40, round(seconds / 9 / _ROUNDS / max(once, 1e-6))))
@@ -150,14 +146,7 @@ def _cast_seconds(evidence: Evidence, device: torch.device, low: torch.dtype) ->
     if not moved:
         return 0.0
     sample = torch.ones(2**20, device=device)
-    best = float("inf")
-    for _ in range(5):
-        synchronize(device)
-        start = time.perf_counter()
-        sample.to(low)
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return moved / sample.nbytes * best
+    return moved / sample.nbytes * best_seconds(lambda: sample.to(low), device, least=5)
 
 
 def _ceiling(found: Findings) -> tuple[float | None, float | None]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from amp_course.kit.measure import synchronize
+from amp_course.kit.measure import clock
 from amp_course.speed.counting import MATMUL, Layout, Replay
 from amp_course.speed.explain.evidence import Evidence
 from amp_course.speed.machine import free_memory
@@ -103,15 +103,11 @@ def _in_turn(ways: dict[Any, Callable[[], Any]], device: torch.device, budget: f
             for name, way in ways.items():
                 if name in failed:
                     continue
-                synchronize(device)
-                start = time.perf_counter()
                 try:
-                    way()
-                    synchronize(device)
+                    taken = clock(way, device)
                 except (RuntimeError, TypeError, ValueError, NotImplementedError):
                     failed.add(name)
                     continue
-                taken = time.perf_counter() - start
                 if rounds or taken > budget:  # the first call warms up, unless it is too slow to be called again
                     best[name] = min(best.get(name, taken), taken)
                 if taken > budget:
