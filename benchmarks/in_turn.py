@@ -149,7 +149,7 @@ def arguments(
 
 def warn_if_busy() -> None:
     """Say so if other programs are at work: the ratios survive it, the times do not."""
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 2):
         print(f"This machine is busy (load {os.getloadavg()[0]:.1f}): run this when it is quiet for numbers to keep.\n")
 
 

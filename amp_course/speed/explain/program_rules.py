@@ -112,7 +112,7 @@ def check_reads(found: Findings, reads: set[Line]) -> Iterator[Advice]:
         f"the step reads values {times}{here}, which takes {seconds_text(total)}, {found.percent(total)} of it{on_gpu}",
         # the scaler's own read, of whether a gradient was inf
         "let a fused optimizer look for inf on the GPU, which spares the scaler's read: `fused=True` (Adam, AdamW, SGD, Adagrad)"
-        if line and ".step(" in line.text
+        if line and ".step(" in line.text and ".item(" not in line.text
         else "keep values as tensors (`total += loss.detach()`), and read one every hundredth step; let `torch.where` decide "
         "instead of `if`",
         "09",
