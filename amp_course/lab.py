@@ -100,8 +100,8 @@ def _jupyter_options() -> dict[str, bool]:
         ({**serverapp.aliases, **LabApp.aliases}, True),
         ({**serverapp.flags, **LabApp.flags}, False),
     ):
-        for several in names:  # one name, or a tuple of names for the same
-            for name in [several] if isinstance(several, str) else several:
+        for as_list in names:  # one name, or a tuple of names for the same
+            for name in [as_list] if isinstance(as_list, str) else as_list:
                 options[f"-{name}" if len(name) == 1 else f"--{name}"] = takes_value
     classes = [Configurable]
     for found in classes:  # grows as it goes: all that are loaded
@@ -135,7 +135,7 @@ def use_writable_folders() -> None:
 
 
 def _can_write(folder: str) -> bool:
-    """Say whether files can be made in the folder, which need not exist yet. Makes it."""
+    """Return True if files can be made in the folder, which need not exist yet. Makes it."""
     try:
         path = Path(folder).expanduser()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

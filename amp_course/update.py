@@ -135,7 +135,7 @@ def _obstacle(root: Path, name: str) -> str | None:
 
 
 def _is_the_courses(git: Git, name: str, target: str) -> bool:
-    """Say whether a file holds what the course has under its name in the current version or in the new one."""
+    """Return True if a file holds what the course has under its name in the current version or in the new one."""
     path = git.root / name
     if path.is_symlink() or not path.is_file():
         return False

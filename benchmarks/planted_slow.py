@@ -44,7 +44,7 @@ class Planted:
 
 
 def low_is_fast() -> bool:
-    """Tell whether bf16 matmuls are about as fast as fp32's on this CPU, or faster."""
+    """Return True if bf16 matmuls are about as fast as fp32's on this CPU, or faster."""
     return not is_slow(torch.device("cpu"), torch.bfloat16)
 
 

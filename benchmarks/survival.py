@@ -18,7 +18,7 @@ import torch
 
 from amp_course.kit.hardware import machine_report, pick_device
 from amp_course.recipes import ALL
-from amp_course.recipes.survival import SETTINGS, SIZES, Fate, SurvivalMap, train_to_the_end
+from amp_course.recipes.survival import SETTINGS, SIZES, RunResult, SurvivalMap, train_to_the_end
 from benchmarks.in_turn import RESULTS, slug
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in SETTINGS], help="default: all")
     parser.add_argument("--recipes", nargs="+", choices=[recipe.name for recipe in ALL], help="default: all")
     chosen = parser.parse_args(argv)
-    outcomes: list[Fate] = []
+    outcomes: list[RunResult] = []
     began = time.monotonic()
     for setting in SETTINGS:
         if chosen.settings and setting.name not in chosen.settings:

@@ -27,7 +27,7 @@ def smallest_text(source: str, chapter: str) -> float:
 
 
 def has_exponents(source: str, chapter: str) -> bool:
-    """Say whether an axis of a cell's figure may be logarithmic, with its labels written as powers."""
+    """Return True if an axis of a cell's figure may be logarithmic, with its labels written as powers."""
     return any(_is_logarithmic(part) for node in _drawing(source, chapter) for part in ast.walk(node))
 
 

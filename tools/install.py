@@ -60,7 +60,7 @@ def main(arguments=None):
 
 
 def done(options):
-    """Say whether .venv already holds what is asked for. An installed `test` is enough for `lab`."""
+    """Return True if .venv already holds what is asked for. An installed `test` is enough for `lab`."""
     stamp = read_stamp()
     return (
         PYTHON.exists()

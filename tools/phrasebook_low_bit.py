@@ -87,7 +87,7 @@ def layers() -> Found:
 
 
 def identical(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two float32 tensors have the same bits, the signs of zeros included."""
+    """Return True if two float32 tensors have the same bits, the signs of zeros included."""
     return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
 
 

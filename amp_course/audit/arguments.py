@@ -43,9 +43,9 @@ def as_training(
                 f"train_step is a {kind} function: calling it runs nothing. Pass a plain function "
                 "that trains on one batch."
             )
-    models, scalers = several(model), several(scaler)
-    optimizers = [_inner(one, "optimizer") for one in several(optimizer)]
-    schedulers = [_inner(one, "scheduler") for one in several(scheduler)]
+    models, scalers = as_list(model), as_list(scaler)
+    optimizers = [_inner(one, "optimizer") for one in as_list(optimizer)]
+    schedulers = [_inner(one, "scheduler") for one in as_list(scheduler)]
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     wanted = "the nn.Module that the step trains, or a list of them"
     _check(models or [model], "model", lambda one: isinstance(one, nn.Module), wanted)
@@ -111,7 +111,7 @@ def _is_scaler(one: Any) -> bool:
     return not isinstance(one, type) and (isinstance(one, torch.amp.GradScaler) or like)
 
 
-def several(one: Any) -> list[Any]:
+def as_list(one: Any) -> list[Any]:
     """Return what was passed as a list: None is an empty one."""
     if one is None:
         return []

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.audit.arguments import as_training, check_numbers, several
+from amp_course.audit.arguments import as_list, as_training, check_numbers
 from amp_course.audit.experiments import run_all
 from amp_course.audit.protocol import Protocol, State
 from amp_course.audit.runner import Runner
@@ -90,7 +90,7 @@ def audit(
         finally:
             with held():  # Ctrl-C, a second one too, waits until everything is back
                 snapshot.restore()
-    for one in several(scaler):
+    for one in as_list(scaler):
         if not isinstance(one, torch.amp.GradScaler):
             kind = f"a {type(one).__name__}, not a `torch.amp.GradScaler`"
             protocol.observations.append(f"The scaler is {kind}: its calls were not watched.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from amp_course.audit import gradient_experiments as gradients
 from amp_course.audit.fp32 import AgainstFp32
 from amp_course.audit.overflow import check_overflow, check_scale_growth
-from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, Over, State
+from amp_course.audit.protocol import STEPS_WRONG, UPDATES_WRONG, State, StopAudit
 from amp_course.audit.runner import PATIENCE
 from amp_course.checking.limit import TimeUp
 from amp_course.diagnosis.catalogue import finding
@@ -49,7 +49,7 @@ def run_all(state: State) -> None:
         why = f"a call of the step did not finish within {state.run.seconds:g} seconds"
         why += ": if it is just slow, pass a larger `seconds=`"
         protocol.leave_out("everything else", why)
-    except Over as over:
+    except StopAudit as over:
         protocol.leave_out("everything else", str(over))
 
 
@@ -66,32 +66,32 @@ def _first_update(state: State) -> None:
     protocol.judge("", _broken(first, state))
     ended = first.error is not None or first.left_open or not first.finite
     if ended or protocol.names & {"no-backward", "frozen-optimizer"}:
-        raise Over(_FIX_FIRST)
+        raise StopAudit(_FIX_FIRST)
     if run.adopted and not run.given:
         said = "The step uses a `GradScaler` that you did not pass; the audit used it."
         protocol.observations.append(said)
     protocol.judge("", check_strangers(first, training, run.given, run.calls_the_model))
     protocol.judge("", check_weights(first, training))
     if protocol.names & _FOREIGN:
-        raise Over(_FIX_FIRST)
+        raise StopAudit(_FIX_FIRST)
     if not first.steps() and (caught := run.swallowed()):
         cause = f"no optimizer stepped, and the step catches an exception: {caught}"
         protocol.judge("", [finding("step-raises", cause)])
-        raise Over(_FIX_FIRST)
+        raise StopAudit(_FIX_FIRST)
     if not first.backwards and not first.steps():
         nothing = f"in {first.calls} calls the step ran no `backward()` and no optimizer stepped"
         if first.returned in ("function", "generator", "coroutine", "method"):
             cause = f"{nothing}: it returned a {first.returned}, and nothing in that was run"
             protocol.judge("", [finding("no-backward", cause)])
-            raise Over(_FIX_FIRST)
-        raise Over(f"{nothing}: does it wait for more batches?")
+            raise StopAudit(_FIX_FIRST)
+        raise StopAudit(f"{nothing}: does it wait for more batches?")
     protocol.judge("steps", never_stepped(first, training, run.window))
 
 
 def _can_be_repeated(state: State) -> None:
     """Raise Over for a step that is not the same step when it is run again."""
     if state.run.training.has_other_parameters():
-        raise Over(
+        raise StopAudit(
             "the step gives its optimizer or its model other parameters than those that they had"
         )
 

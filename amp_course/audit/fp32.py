@@ -27,7 +27,7 @@ from amp_course.diagnosis.rules.gradients import (
     tolerance_for,
 )
 from amp_course.watching.calling import joined
-from amp_course.watching.records import Meddling, Update
+from amp_course.watching.records import Intervention, Update
 from amp_course.watching.uses import Used, steps_of
 
 _SMALL = 2.0**-10  # what gradients are multiplied by to keep out of a clip's way
@@ -218,7 +218,7 @@ class AgainstFp32:
         factor, _ = along(values, wanted)
         # Cut by a clip, or by a mistake? Half of what is left is too short for that clip.
         if 0 < factor < 1 - CLOSE:
-            small = first_use(self.run.repeat(Meddling(factor / 2)), number)
+            small = first_use(self.run.repeat(Intervention(factor / 2)), number)
             values = values if small is None else small.step.gradient.values / (factor / 2)
         return Compared(values, [wanted], [1], True)
 
@@ -230,7 +230,7 @@ class AgainstFp32:
         factor, distance = along(values, total.values)
         if distance < 1e-3 and near(factor * self._scale(used, number), 1.0, 1e-3):
             return values
-        small = first_use(self.run.repeat(Meddling(_SMALL)), number)
+        small = first_use(self.run.repeat(Intervention(_SMALL)), number)
         if small is not None and near(small.step.gradient.norm, used.step.gradient.norm, 0.05):
             raise Incomparable("the step brings its gradients to one length, whatever they are")
         return values if small is None else small.step.gradient.values / _SMALL

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from amp_course.audit.protocol import Over, State
+from amp_course.audit.protocol import State, StopAudit
 from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.compare import along, near
 from amp_course.diagnosis.findings import Finding
@@ -27,7 +27,7 @@ from amp_course.diagnosis.rules.gradients import (
     tolerance_for,
 )
 from amp_course.diagnosis.rules.stress import check_clipping, check_early_clipping
-from amp_course.watching.records import Meddling, Update
+from amp_course.watching.records import Intervention, Update
 from amp_course.watching.uses import Used
 
 _RATIO = 4.0  # between two loss scales: few more gradients underflow at the lower one
@@ -43,7 +43,7 @@ def same_again(state: State) -> None:
     again = run.repeat()
     if again.error is not None:
         why = f"it raised {described(again.error)}"
-        raise Over(f"the step ran once, and run again from the same state {why}")
+        raise StopAudit(f"the step ran once, and run again from the same state {why}")
     state.noise, state.known = _noise(state, again), len(protocol.found)
     if drawn := sorted(run.snapshot.iterators - {"batches"}):
         state.unsteady = (
@@ -76,7 +76,7 @@ def enlarged(state: State) -> None:
     if any(p.dtype == torch.float16 for p in state.run.training.parameters):
         factor = min(factor, 2.0**14 / largest)
     if factor >= (4 if state.max_norm else 30):
-        large = state.run.repeat(Meddling(factor))
+        large = state.run.repeat(Intervention(factor))
         state.large, state.factor = (large if large.error is None else None), factor
 
 
@@ -118,7 +118,7 @@ def two_scales(state: State) -> None:
         return protocol.leave_out("loss scale", "the step did not run at another loss scale")
     pair_large = None
     if large is not None:
-        large_low = run.repeat(Meddling(state.factor), other)
+        large_low = run.repeat(Intervention(state.factor), other)
         pair_large = (large, large_low) if large_low.error is None else None
     protocol.judge("loss scale")
     for number in run.optimizers:
@@ -139,8 +139,10 @@ def _confirmed(
     total = _arrived(pair.high, number)
     if not total or all(one.name != "clipped-while-scaled" for one in named):
         return named
-    meddling = Meddling(_TINY / total)
-    tiny = Pair(state.run.repeat(meddling), state.run.repeat(meddling, other), pair.scales, 1.0)
+    intervention = Intervention(_TINY / total)
+    tiny = Pair(
+        state.run.repeat(intervention), state.run.repeat(intervention, other), pair.scales, 1.0
+    )
     if not divided_twice(tiny, number):
         return named
     cause = "the gradients are divided by the loss scale twice: by hand, and by the scaler"
@@ -176,7 +178,7 @@ def _clipped_while_scaled_by_hand(state: State, large: Update) -> Finding | None
         if cut is None or total is None:
             continue
         norm, length = cut.step.gradient.norm, 0.5 * state.max_norm
-        whole = first_use(state.run.repeat(Meddling(length / float(total.norm()))), number)
+        whole = first_use(state.run.repeat(Intervention(length / float(total.norm()))), number)
         scale = length / whole.step.gradient.norm if whole is not None else 0.0
         if scale > 2 and near(norm * scale, state.max_norm):
             return finding(
@@ -249,8 +251,8 @@ def _say_by_hand(state: State, how: str) -> None:
 
 
 def _is_divided(state: State) -> bool:
-    """Tell whether gradients are divided before the step, not cut: half of them, half a step."""
-    pairs = list(_uses(state, state.first, state.run.repeat(Meddling(0.5))))
+    """Return True if gradients are divided before the step, not cut: half of them, half a step."""
+    pairs = list(_uses(state, state.first, state.run.repeat(Intervention(0.5))))
     return all(
         one and other and near(other.step.gradient.norm / one.step.gradient.norm, 0.5, 0.05)
         for one, other in pairs

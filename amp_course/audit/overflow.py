@@ -20,7 +20,7 @@ from amp_course.diagnosis.rules.stress import (
     leaky_check,
     poisoned_pass,
 )
-from amp_course.watching.records import Meddling, Update
+from amp_course.watching.records import Intervention, Update
 
 _USED_UP = (
     "the optimizer uses each gradient up during `backward()`, so no inf could be put into one"
@@ -86,7 +86,7 @@ def _poisoned(
     run: Runner, *places: tuple[int, int], bad: float = math.inf, last: bool = False
 ) -> Update:
     """Run the first update again, with something that is not finite in its gradients."""
-    return run.repeat(Meddling(poison=frozenset(places), bad=bad, last=last))
+    return run.repeat(Intervention(inject_inf=frozenset(places), bad=bad, last=last))
 
 
 def _raised(run: Runner, protocol: Protocol, updates: list[Update]) -> None:
@@ -145,11 +145,11 @@ def _skips_a_loss_that_is_not_finite(run: Runner, number: int) -> bool:
 def _lowers_its_scale(run: Runner, place: tuple[int, int]) -> bool:
     """Return True if the scaled loss is smaller after an update with an inf, at the same weights."""
     losses = []
-    for poison in (frozenset[tuple[int, int]](), frozenset([place])):
+    for inject_inf in (frozenset[tuple[int, int]](), frozenset([place])):
         run.restart()
         parameters = list(run.training.model_parameters.values())
         kept = [p.detach().clone() for p in parameters]
-        run.update(meddling=Meddling(poison=poison))
+        run.update(intervention=Intervention(inject_inf=inject_inf))
         with torch.no_grad():
             for p, was in zip(parameters, kept, strict=True):
                 p.copy_(was)

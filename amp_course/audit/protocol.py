@@ -24,7 +24,7 @@ MENDED_FIRST = {
 }  # fmt: skip
 
 
-class Over(Exception):
+class StopAudit(Exception):
     """The audit ends here: what follows cannot be judged, for the reason given."""
 
 
@@ -32,7 +32,7 @@ class Over(Exception):
 class Protocol:
     """Findings, behaviours that were judged, why others were not, and remarks."""
 
-    several: bool  # optimizers: findings then tell which
+    as_list: bool  # optimizers: findings then tell which
     found: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=lambda: ["objects"])
     not_checked: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Protocol:
         for one in found:
             if isinstance(one, Finding):
                 number: dict[str, Any] = {}
-                if self.several and optimizer is not None:
+                if self.as_list and optimizer is not None:
                     number = {"optimizer": optimizer}
                 self.found.append(replace(one, evidence={**number, **one.evidence}))
             elif one not in self.observations:

@@ -28,7 +28,7 @@ from amp_course.watching.calling import (
     size_of,
 )
 from amp_course.watching.observer import Observer, highest_rate
-from amp_course.watching.records import Meddling, Region, Training, Update
+from amp_course.watching.records import Intervention, Region, Training, Update
 
 PATIENCE = 8  # groups of batches in which every optimizer has to step at least once
 _LOWEST = 2.0**-20  # the loss scale at which a step that still overflows is given up
@@ -95,10 +95,10 @@ class Runner:
         self.training.set_scales(self.scales if scales is None else scales)
 
     def repeat(
-        self, meddling: Meddling | None = None, scales: Sequence[float] | None = None
+        self, intervention: Intervention | None = None, scales: Sequence[float] | None = None
     ) -> Update:
         self.restart(scales)
-        return self.update(meddling=meddling)
+        return self.update(intervention=intervention)
 
     def calls_the_model(self) -> bool:
         """Run the first update again, and tell whether the step calls a layer of the models."""
@@ -136,7 +136,7 @@ class Runner:
     def update(
         self,
         groups: Sequence[Sequence[Any]] | None = None,
-        meddling: Meddling | None = None,
+        intervention: Intervention | None = None,
         *,
         look_closely: bool = False,
         until: Sequence[int] = (),
@@ -146,7 +146,7 @@ class Runner:
         look_closely: walk the graphs of the losses, and compute the fp32 loss next to each call
         """
         groups = groups or self.groups
-        observer = Observer(self.training, meddling, graphs=look_closely)
+        observer = Observer(self.training, intervention, graphs=look_closely)
         update = observer.update
         most = max(PATIENCE, self.window) if until else self.window
         with warnings.catch_warnings(), sandbox(), observer:
@@ -163,7 +163,7 @@ class Runner:
                 done = not update.finite or all(update.steps(i) for i in until)
                 if stopped or (until and done):
                     break
-        self._strangers = observer.strangers
+        self._strangers = observer.unknown_scalers
         return update
 
     def _reference(self, observer: Observer, batch: Any) -> None:

@@ -82,7 +82,7 @@ def marked(number: int) -> Any:
 
 
 def has_autocast_kernel(operator: str, device_type: str) -> bool:
-    """Tell whether autocast has a kernel for an operator of this name, in any signature. Example: "linear" → True"""
+    """Return True if autocast has a kernel for an operator of this name, in any signature. Example: "linear" → True"""
     packet = getattr(torch.ops.aten, operator, None)
     key = f"Autocast{device_type.upper()}"
     for overload in packet.overloads() if packet else ():

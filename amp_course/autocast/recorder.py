@@ -191,7 +191,7 @@ def _autocast_has(func: Any, device_type: str) -> bool:
 
 
 def _autocast_was_on(device_type: str) -> bool:
-    """Tell whether autocast was on when Python called the operator; below autocast it is off."""
+    """Return True if autocast was on when Python called the operator; below autocast it is off."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         return torch.is_autocast_enabled(device_type)
 

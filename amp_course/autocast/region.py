@@ -19,7 +19,7 @@ LOWER_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def is_fake(device_type: str) -> bool:
-    """Tell whether tensors of this kind of device can only be faked here: "cuda" without a GPU → True."""
+    """Return True if tensors of this kind of device can only be faked here: "cuda" without a GPU → True."""
     return device_type == "cuda" and not torch.cuda.is_available()
 
 

@@ -16,7 +16,7 @@ from amp_course.bits.scalar import decode, encode, neighbours
 Exact = Fraction | float  # a float stands only for what no Fraction can be: −0, inf, −inf, NaN
 
 # exact; rounded down or up; too small, so 0; too large, so inf or, without inf, the largest; NaN where there is none
-Fate = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
+RunResult = Literal["exact", "down", "up", "zero", "infinity", "largest", "none"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Nearest:
     fmt: FloatFormat
     pattern: int | None
     value: Exact
-    fate: Fate
+    fate: RunResult
     tie: bool = False
 
     @property
@@ -106,10 +106,10 @@ def step(pattern: int, fmt: FloatFormat, up: bool) -> int:
 
 
 def is_finite(value: Exact) -> bool:
-    """Say whether it is a number: True for any Fraction and for −0."""
+    """Return True if it is a number: True for any Fraction and for −0."""
     return isinstance(value, Fraction) or math.isfinite(value)
 
 
 def is_nan(value: Exact) -> bool:
-    """Say whether it is NaN."""
+    """Return True if it is NaN."""
     return value != value

@@ -17,7 +17,7 @@ _DEEP = 4  # tables in tables, looked into this far: a list may hold itself
 
 
 def is_blank(answer: Any, depth: int = 0) -> bool:
-    """Tell whether nothing was written yet: `...`, a function with only `...` in it, or only such things inside.
+    """Return True if nothing was written yet: `...`, a function with only `...` in it, or only such things inside.
 
     A class is blank if its methods are, or if it holds a docstring and nothing else and inherits nothing of the reader's.
     """

@@ -39,7 +39,7 @@ MISSING = _Missing()
 
 
 def alike(one: Any, other: Any, tolerance: float = 0.0) -> bool:
-    """Tell whether two values are equal, in dtypes and shapes too; NaN is like NaN.
+    """Return True if two values are equal, in dtypes and shapes too; NaN is like NaN.
 
     tolerance: relative; 0 means to the last bit, and then −0.0 is not 0.0
     """

@@ -43,7 +43,7 @@ _KNOWN: dict[str, str] = {one["pattern"]: one["meaning"] for one in read_toml(__
 
 
 def is_readers(file: str) -> bool:
-    """Tell whether a file (or cell) of code is the reader's: not the course's, Python's or an installed library's."""
+    """Return True if a file (or cell) of code is the reader's: not the course's, Python's or an installed library's."""
     return not file.startswith((_PACKAGE, _STDLIB, "<frozen ")) and not _LIBRARY.search(file)
 
 

@@ -75,7 +75,7 @@ class _Clock:
 
 
 def _imports_library(frame: FrameType | None, outermost: FrameType) -> bool:
-    """Tell whether code that `outermost` has called is importing a library, or is looking for a module."""
+    """Return True if code that `outermost` has called is importing a library, or is looking for a module."""
     if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         return True
     while frame is not None and frame is not outermost:

@@ -49,7 +49,7 @@ class Task:
 
 
 def has_exercises(chapter: Chapter) -> bool:
-    """Tell whether there is anything to hand out."""
+    """Return True if there is anything to hand out."""
     return _master_path(chapter).is_file()
 
 

@@ -39,7 +39,7 @@ def generate(root: Path, name: str) -> None:
 
 
 def has(root: Path, name: str) -> bool:
-    """Tell whether the gradebook knows an assignment with at least one cell to grade."""
+    """Return True if the gradebook knows an assignment with at least one cell to grade."""
     if not (root / "gradebook.db").is_file():
         return False
     with _open(root) as (book, missing):

@@ -1,4 +1,4 @@
-"""Tell whether code that judges answers has been replaced since it was loaded.
+"""Find code that judges answers and has been replaced since it was loaded.
 
 What a submission runs shares a process with the check. It cannot be kept from changing it; but what it changed shows.
 """

@@ -97,7 +97,7 @@ class ClassReport:
 
 
 def was_graded(result: Result) -> bool:
-    """Tell whether a submission could be graded at all."""
+    """Return True if a submission could be graded at all."""
     return any(answer.state != "no verdict" for answer in result.answers)
 
 

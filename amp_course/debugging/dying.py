@@ -48,7 +48,7 @@ class Net(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class DyingRun:
+class DivergingRun:
     """A recorded training.
 
     ranges:  what the values of its tensors did; its forward passes are the steps
@@ -105,7 +105,7 @@ def start_dying_run(rate: float = 0.004, seed: int = 0) -> DyingTraining:
     return DyingTraining(model, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**10), (pixels, ink))
 
 
-def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0) -> DyingRun:
+def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, seed: int = 0) -> DivergingRun:
     """Train in fp16 until 8 steps after the first loss that is not finite, or for `steps` steps if it lives.
 
     rate, seed: as for `start_dying_run`
@@ -123,4 +123,4 @@ def record_dying_run(rate: float = 0.004, steps: int = 60, *, every: int = 1, se
                 skipped.append(number)
             if not all(map(math.isfinite, losses[: -STEPS_AFTER_DEATH or None])):
                 break
-    return DyingRun(ranges, tuple(losses), tuple(skipped))
+    return DivergingRun(ranges, tuple(losses), tuple(skipped))

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
-from amp_course.debugging.dying import DyingRun, record_dying_run
+from amp_course.debugging.dying import DivergingRun, record_dying_run
 from amp_course.debugging.figures import no_weather_figure, weather_figure
 from amp_course.debugging.panel_html import weather_view
 from amp_course.debugging.ranges import Reading
@@ -21,7 +21,7 @@ _NARROW = widgets.Layout(width="27em", max_width="100%")
 _LONG = widgets.Layout(width="56em", max_width="100%")  # a slider of some fifty steps
 
 
-def first_reading(run: DyingRun, kind: Kind, wanted: Callable[[Reading], bool]) -> Reading | None:
+def first_reading(run: DivergingRun, kind: Kind, wanted: Callable[[Reading], bool]) -> Reading | None:
     """Return the first reading of a kind that is wanted, in the order of the measurements; None if there is none."""
     return next((one for one in run.ranges.readings if one.kind == kind and wanted(one)), None)
 
@@ -36,7 +36,7 @@ class RangeWeather(Panel):
     `panel.step.value = 40` drives it in a test. Nothing is trained once it is open.
     """
 
-    def __init__(self, run: DyingRun | None = None) -> None:
+    def __init__(self, run: DivergingRun | None = None) -> None:
         self.run, trouble = (run, "") if run is not None else _record()
         steps = len(self.run.losses) if self.run else 0
         first = (self.run.death if self.run else None) or max(1, steps)  # all that led to it is on the map then
@@ -97,7 +97,7 @@ class RangeWeather(Panel):
         return no_weather_figure(f"No {kind} was measured in this run.")
 
 
-def _record() -> tuple[DyingRun | None, str]:
+def _record() -> tuple[DivergingRun | None, str]:
     """Return a recorded run, or None and why there is none."""
     try:
         return record_dying_run(), ""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from amp_course.bits.numerals import raised
-from amp_course.debugging.dying import DyingRun
+from amp_course.debugging.dying import DivergingRun
 from amp_course.debugging.ranges import Reading
 from amp_course.debugging.weather import WEATHER, describe_weather, weather_of
 from amp_course.kit.markup import inline_html
@@ -29,7 +29,7 @@ _LOSS_TOP, _LOSS_FLOOR = 24, 68
 _LONGEST = 24  # characters of a module's name; longer ones lose their beginning
 
 
-def weather_view(run: DyingRun, kind: Kind, step: int) -> str:
+def weather_view(run: DivergingRun, kind: Kind, step: int) -> str:
     """Return the panel's HTML for one step, counted from 1."""
     found = run.ranges.of(kind)
     told = f'<div role="status" aria-live="polite" style="margin-bottom:8px">{inline_html(describe_step(run, kind, step))}</div>'
@@ -37,7 +37,7 @@ def weather_view(run: DyingRun, kind: Kind, step: int) -> str:
     return f'<div style="color:{INK};line-height:1.5">{"".join(parts)}</div>'
 
 
-def describe_step(run: DyingRun, kind: Kind, step: int) -> str:
+def describe_step(run: DivergingRun, kind: Kind, step: int) -> str:
     """Say what a step did and which tensor was nearest to the end of the format, in `kit.markup`'s Markdown."""
     done = "the scaler skips the step" if step in run.skipped else "the optimizer steps"
     said = f"**Step {step} of {len(run.losses)}:** the loss is {loss_text(run.losses[step - 1])}, and {done}."
@@ -113,7 +113,7 @@ def bar_end(largest: float, dtype: torch.dtype) -> float:
     return _LEFT + (_BARS_END - _LEFT) * min(1.0, max(0.0, share))
 
 
-def _bars(run: DyingRun, kind: Kind, found: Found, step: int) -> str:
+def _bars(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     """Draw where the largest value of each tensor lies, on an axis of powers of two."""
     dtype, shown = run.ranges.dtype, readings_in(found, step)
     top, floor = 36, 36 + _BAR * len(found)
@@ -161,7 +161,7 @@ def _bar(y: float, reading: Reading, end: float, told: str) -> str:
 # ---- all steps so far: the loss, the skipped steps, and a strip for each module ----
 
 
-def _history(run: DyingRun, kind: Kind, found: Found, step: int) -> str:
+def _history(run: DivergingRun, kind: Kind, found: Found, step: int) -> str:
     """Draw the steps up to the chosen one over an axis of all steps, and mark that one."""
     last = len(run.losses)
     top = _LOSS_FLOOR + 26
@@ -213,7 +213,7 @@ def _losses(losses: Sequence[float], last: int) -> list[str]:
     return parts + ([polyline(points, stroke=INK)] if points else [])
 
 
-def _skips(run: DyingRun, step: int, last: int) -> list[str]:
+def _skips(run: DivergingRun, step: int, last: int) -> list[str]:
     y, width = _LOSS_FLOOR + 6, _across(1, last) - _LEFT
     parts = [text(_LEFT - 8, y + 10, "skipped steps", anchor="end", size=11)]
     for number in run.skipped:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from amp_course.audit.arguments import several
+from amp_course.audit.arguments import as_list
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
 from amp_course.kit.tensors import tensors_in
@@ -65,11 +65,11 @@ def replay(
     """
     if runs < 2:
         raise ValueError(f"runs is {runs}: to compare, a step has to run at least twice.")
-    models = [one for one in several(model) if isinstance(one, nn.Module)]
+    models = [one for one in as_list(model) if isinstance(one, nn.Module)]
     found: dict[str, list[str]] = {}
     with sandbox():
         for _ in range(runs):
-            snapshot = Snapshot([*models, *several(optimizer), *several(scaler)], {"the step": step})
+            snapshot = Snapshot([*models, *as_list(optimizer), *as_list(scaler)], {"the step": step})
             try:
                 for name, value in _run(step, batch, models):
                     found.setdefault(name, []).append(value)

@@ -25,7 +25,7 @@ def along(gradient: Tensor, reference: Tensor) -> tuple[float, float]:
 
 
 def near(factor: float, wanted: float, close: float = CLOSE) -> bool:
-    """Tell whether two factors are the same up to rounding."""
+    """Return True if two factors are the same up to rounding."""
     return math.isclose(factor, wanted, rel_tol=close)
 
 

@@ -24,7 +24,7 @@ from amp_course.doctor.examiner import Examiner
 from amp_course.doctor.running import STOP
 from amp_course.doctor.watchers import Watchers
 from amp_course.watching import taps
-from amp_course.watching.records import Meddling, Update
+from amp_course.watching.records import Intervention, Update
 
 _PACKAGE = str(Path(__file__).parents[1])
 _FEWEST, _PATIENCE = 20, 30.0  # updates that are looked at even if it takes more than these seconds
@@ -72,7 +72,7 @@ class Examination(Examiner):
 
     # ---- the run ----
 
-    def _next(self, update: Update, number: int) -> Meddling | None:
+    def _next(self, update: Update, number: int) -> Intervention | None:
         if time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
             (self.folder / "progress").write_text(str(number))
@@ -88,7 +88,7 @@ class Examination(Examiner):
             return self._poison(update, number)
         return None
 
-    def _poison(self, update: Update, number: int) -> Meddling | None:
+    def _poison(self, update: Update, number: int) -> Intervention | None:
         """Give the next update an inf, or end where there is nothing to learn from it."""
         watch, training = self.seen.watch, self.seen.training
         watch.look_at_weights()
@@ -101,7 +101,7 @@ class Examination(Examiner):
         if not asked or not scaled or not update.finite or not update.steps():
             self.leave("steps")
         self.stress.append(update)
-        return Meddling(poison=asked)
+        return Intervention(inject_inf=asked)
 
     # ---- the end ----
 

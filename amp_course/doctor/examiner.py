@@ -21,7 +21,7 @@ from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.doctor.machine import machine_facts
 from amp_course.doctor.watchers import MOST_OPTIMIZERS, Watchers, weights_of
-from amp_course.watching.records import Meddling, Update
+from amp_course.watching.records import Intervention, Update
 from amp_course.watching.script import Summary
 
 Values = tuple[list[Any], dict[Any, None], dict[str, None]]  # births, arrived, given
@@ -46,7 +46,7 @@ class Examiner:
         self.ended = 0.0  # the last update
         self.before: tuple[int, Values] | None = None  # updates, and values seen, before an update was given an inf
 
-    def _complete(self, update: Update) -> Meddling | None:
+    def _complete(self, update: Update) -> Intervention | None:
         """After each update: judge it, and say what is done to the next one."""
         seen = self.seen
         number, training = len(seen.script.summaries), seen.training
@@ -59,7 +59,7 @@ class Examiner:
             seen.modules.end_update(update, training)
         return self._next(update, number)
 
-    def _next(self, update: Update, number: int) -> Meddling | None:
+    def _next(self, update: Update, number: int) -> Intervention | None:
         """Say what is done to the next update."""
         return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from amp_course.audit import audit
-from amp_course.audit.arguments import several
+from amp_course.audit.arguments import as_list
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.catalogue import BEHAVIOURS, in_order, known
@@ -80,7 +80,7 @@ def doctor(
         return Report(problem=f"{error}.")
     if not read:
         return Report(problem="`batches` is empty: pass at least one batch.")
-    given = [*several(model), *several(optimizer), *several(scaler), *several(scheduler)]
+    given = [*as_list(model), *as_list(optimizer), *as_list(scaler), *as_list(scheduler)]
     lost: dict[str, str] = {}
     with _put_back(train_step, given, lost):
         seen, raised = _watched(train_step, itertools.islice(itertools.cycle(read), steps), given)

@@ -164,9 +164,9 @@ def checked(trained: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not trained or not trained[0]["updates"]:
         return
     one = trained[0]
-    several, scaled = one["updates"] > 1, one["updates"] > 1 and one["scalers"]
+    as_list, scaled = one["updates"] > 1, one["updates"] > 1 and one["scalers"]
     yield from ("values", "weights", "run")
-    yield from ("backward", "autocast", "steps", "clearing") if several else ()
+    yield from ("backward", "autocast", "steps", "clearing") if as_list else ()
     yield from ("updates", "clipping", "loss scale") if scaled else ()
     if one["scalers"] and one["stressed"]:
         yield "overflow"

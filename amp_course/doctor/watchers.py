@@ -14,14 +14,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from amp_course.diagnosis.rules import errors
 from amp_course.watching import taps
-from amp_course.watching.buried import Buried
+from amp_course.watching.buried import HiddenOverflow
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.process import Calls, Made, Raised, Ranks, Saved
 from amp_course.watching.ranges import RangeWatch, watch_ranges
-from amp_course.watching.records import Meddling, Region, Training, Update
+from amp_course.watching.records import Intervention, Region, Training, Update
 from amp_course.watching.script import Script, ScriptObserver
-from amp_course.watching.twins import Twins
+from amp_course.watching.twins import Fp32Shadow
 
 MOST_OPTIMIZERS = 16  # that are followed: after each backward pass, all of them are looked at
 Original = Callable[..., Any]
@@ -33,7 +33,7 @@ class Watchers:
     complete: is called after each update, as `ScriptObserver` calls it
     """
 
-    def __init__(self, complete: Callable[[Update], Meddling | None]) -> None:
+    def __init__(self, complete: Callable[[Update], Intervention | None]) -> None:
         self._complete = complete
         self.watch = DoctorsWatch()
         self.made = Made(self.watch, self._new_phase)
@@ -46,8 +46,8 @@ class Watchers:
         self.saved = Saved()
         self.ranks = Ranks(self._updates)
         self.modules = ModulesSeen()
-        self.buried = Buried(self.watch)
-        self.twins = Twins(self.out_of_sight)
+        self.buried = HiddenOverflow(self.watch)
+        self.twins = Fp32Shadow(self.out_of_sight)
         self.ranges: RangeWatch | None = None
         self.script = Script()
         self.observer: ScriptObserver | None = None

@@ -79,7 +79,7 @@ class CompressedActivations:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a parameter, or a view or a cast of one: a transposed weight, autocast's copy of one."""
+    """Return True if a tensor is a parameter, or a view or a cast of one: a transposed weight, autocast's copy of one."""
     if any(isinstance(one, nn.Parameter) for one in (tensor, tensor._base)):
         return True
     if tensor.is_leaf:

@@ -68,7 +68,7 @@ class RowErrors:
         return range(start, min(start + self.block_format.size, len(self.values)))
 
     def sets_scale(self, place: int) -> bool:
-        """Tell whether a number is the largest of its block."""
+        """Return True if a number is the largest of its block."""
         block = self.block(place)
         return bool(self.values[place].abs() >= self.values[block.start : block.stop].abs().max())
 

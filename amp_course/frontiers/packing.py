@@ -114,7 +114,7 @@ def compress(tensor: Tensor, bits: int = 2, group: int = 256, generator: torch.G
 
 
 def can_be_compressed(tensor: Tensor) -> bool:
-    """Tell whether the smallest and the largest number of a tensor are finite in fp32, and their difference is in bf16."""
+    """Return True if the smallest and the largest number of a tensor are finite in fp32, and their difference is in bf16."""
     if not tensor.numel():
         return True
     least, largest = tensor.detach().float().aminmax()

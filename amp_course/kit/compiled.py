@@ -63,7 +63,7 @@ def _eagerly() -> Iterator[None]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether a module itself was compiled, in any of the three ways."""
+    """Return True if a module itself was compiled, in any of the three ways."""
     return (
         uncompiled(module) is not module  # torch.compile(module)
         or module._compiled_call_impl is not None  # module.compile()

@@ -83,7 +83,7 @@ def box(x: float, y: float, width: float, height: float, fill: str, *, hatch: st
 
 
 def is_pale(fill: str) -> bool:
-    """Say whether white lines would drown on a colour "#rrggbb"."""
+    """Return True if white lines would drown on a colour "#rrggbb"."""
     red, green, blue = (int(fill[place : place + 2], 16) for place in (1, 3, 5))
     return 0.3 * red + 0.6 * green + 0.1 * blue > 180
 

@@ -40,7 +40,7 @@ class LiveBytes:
         self._owners: dict[int, weakref.ref[Any]] = {}
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        """Tell whether `storage` is counted now."""
+        """Return True if `storage` is counted now."""
         return storage._cdata in self._bytes
 
     def add(self, storage: torch.UntypedStorage, owner: object = None) -> None:

@@ -197,7 +197,7 @@ class DynamicScaler:
         return self._growth_tracker if self._enabled else 0
 
     def is_enabled(self) -> bool:
-        """Tell whether scaling is on."""
+        """Return True if scaling is on."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:

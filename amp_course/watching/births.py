@@ -67,7 +67,7 @@ def caller() -> tuple[CodeType, int] | None:
 
 @cache
 def is_of_a_library(file: str) -> bool:
-    """Tell whether a file is Python's own, or lies in a folder into which pip installs."""
+    """Return True if a file is Python's own, or lies in a folder into which pip installs."""
     if file.startswith((_PYTHONS, "<frozen")) or "-packages" in file:
         return True
     folders = (Path(one) for one in sys.path if one and file.startswith(one + os.sep))

@@ -21,7 +21,7 @@ from amp_course.watching.values import INF
 _MODULES = 3  # that are computed again
 
 
-class Buried:
+class HiddenOverflow:
     """Modules in which fp16 overflowed and nothing came of it.
 
     births: the overflows, by the path of a module

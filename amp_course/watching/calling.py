@@ -77,7 +77,7 @@ def size_of(batch: Any) -> int:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Tell whether a function itself, not one that it wraps, takes a keyword."""
+    """Return True if a function itself, not one that it wraps, takes a keyword."""
     signature = _signature(function)
     if signature is None:
         return False

@@ -69,7 +69,7 @@ class DoctorsWatch(Watch):
 
 
 def _is_low(args: tuple[Any, ...]) -> bool:
-    """Tell whether an op takes a tensor in 16 bits that has a graph, where autocast is off."""
+    """Return True if an op takes a tensor in 16 bits that has a graph, where autocast is off."""
     one = args[0] if args else None
     if not isinstance(one, torch.Tensor) or one.dtype not in LOW_DTYPES or not one.requires_grad:
         return False

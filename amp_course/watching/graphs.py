@@ -87,7 +87,7 @@ def _op_of(node: Any) -> str:
 
 
 def _is_against_constant(node: Any) -> bool:
-    """Tell whether a node subtracts a tensor without gradients, or from one."""
+    """Return True if a node subtracts a tensor without gradients, or from one."""
     ways: list[Any] = list(node.next_functions) if _op_of(node) == "Sub" else []
     return len(ways) == 2 and (ways[0][0] is None) != (ways[1][0] is None)
 
@@ -98,13 +98,13 @@ def _distance_from_1(values: Tensor) -> float:
 
 
 def _is_over_one(node: Any) -> bool:
-    """Tell whether a softmax is over one number; torch keeps dimension -1 unsigned."""
+    """Return True if a softmax is over one number; torch keeps dimension -1 unsigned."""
     dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
     return any(len(one.shape) and one.shape[dim] == 1 for one in node._input_metadata)
 
 
 def _is_fp32_on_gpu(node: Any, region_end: float) -> bool:
-    """Tell whether an op takes what autocast ran in fp32 in the region, if on a GPU."""
+    """Return True if an op takes what autocast ran in fp32 in the region, if on a GPU."""
     waiting = [node]
     for _ in range(_STEPS_BACK):
         waiting = [one for other in waiting for one, _ in other.next_functions if one is not None]

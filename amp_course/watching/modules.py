@@ -66,7 +66,7 @@ class ModulesSeen:
             self.outside = lost[:_NAMED]
 
     def replaced(self, training: Training) -> bool:
-        """Tell whether, in this update, the optimizers hold none of the weights in use."""
+        """Return True if, in this update, the optimizers hold none of the weights in use."""
         used = _used(self._now)
         held = set(map(id, training.parameters))
         return any(p.grad is not None for p in used.values()) and not used.keys() & held

@@ -21,16 +21,16 @@ from amp_course.kit.tensors import tensors_in
 from amp_course.watching import taps
 from amp_course.watching.births import readers_line
 from amp_course.watching.graphs import LOW_DTYPES, look_at, next_node
-from amp_course.watching.meddling import added, enlarge, poison
+from amp_course.watching.interventions import added, enlarge, inject_inf
 from amp_course.watching.records import (
     Backward,
     Call,
     Event,
     Gradient,
+    GradSummary,
     Graph,
-    Held,
+    Intervention,
     Layout,
-    Meddling,
     Region,
     Step,
     Training,
@@ -63,16 +63,20 @@ class Observer:
 
     graphs:    walk the graphs of losses
     update:    what happened, to be read afterwards
-    strangers: enabled scalers that were used and are not among the training's
+    unknown_scalers: enabled scalers that were used and are not among the training's
     """
 
     def __init__(
-        self, training: Training, meddling: Meddling | None = None, *, graphs: bool = False
+        self, training: Training, intervention: Intervention | None = None, *, graphs: bool = False
     ) -> None:
-        self.training, self.meddling, self.graphs = training, meddling or Meddling(), graphs
+        self.training, self.intervention, self.graphs = (
+            training,
+            intervention or Intervention(),
+            graphs,
+        )
         self.update = Update(training.scales())
         self.call = 0
-        self.strangers: list[torch.amp.GradScaler] = []
+        self.unknown_scalers: list[torch.amp.GradScaler] = []
         self.paused = False  # what the audit itself computes is not written down
         self._made: list[Any] = []
         self._inside: list[
@@ -161,12 +165,12 @@ class Observer:
         self._note(event)
         return event
 
-    def _held(self, number: int) -> Held:
+    def _held(self, number: int) -> GradSummary:
         slot = self.training.slots[number]
         if all(p.grad is None for p in slot.parameters):
-            return Held()
+            return GradSummary()
         now = slot.now()
-        return Held(now.empty, now.finite, now.norm)
+        return GradSummary(now.empty, now.finite, now.norm)
 
     @torch.no_grad()
     def _arrived(self, event: Backward, before: list[list[Tensor | None]]) -> None:
@@ -176,12 +180,12 @@ class Observer:
             if all(one is None for one in new):
                 continue
             event.arrived[n] = slot.gradient(new)
-            if self.meddling.factor != 1.0:
+            if self.intervention.factor != 1.0:
                 for p, was, one in zip(slot.parameters, before[n], new, strict=True):
                     if one is not None:
-                        enlarge(p, was, one, self.meddling.factor)
-            if (number, n) in self.meddling.poison:
-                poison(slot, self.meddling)
+                        enlarge(p, was, one, self.intervention.factor)
+            if (number, n) in self.intervention.inject_inf:
+                inject_inf(slot, self.intervention)
 
     def _enter(self, original: Original, region: Any) -> Any:
         if not self.paused:
@@ -231,8 +235,8 @@ class Observer:
         self, name: str, scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         index = _place_of(scaler, self.training.scalers)
-        if index < 0 and _place_of(scaler, [*self.strangers, *self._made]) < 0:
-            self.strangers.append(scaler)
+        if index < 0 and _place_of(scaler, [*self.unknown_scalers, *self._made]) < 0:
+            self.unknown_scalers.append(scaler)
         number, empty, closure = -1, False, False
         if name in ("unscale", "scaler.step"):
             number = self.number_of(args[0] if args else kwargs.get("optimizer"))
@@ -378,7 +382,7 @@ def _unscaled(gradient: Gradient, optimizer: Any) -> Gradient:
 
 
 def _moved(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Tell whether a weight is another than before; NaN is like NaN."""
+    """Return True if a weight is another than before; NaN is like NaN."""
     return any(
         not torch.equal(p.detach(), was) and not torch.equal(_plain(p), _plain(was))
         for p, was in zip(parameters, before, strict=True)

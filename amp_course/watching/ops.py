@@ -154,7 +154,7 @@ class Watch(TorchDispatchMode):
                     self._arrive(buffer, *self._names[id(buffer)])
 
     def _is_skipped(self, grad: Tensor) -> bool:
-        """Tell whether a scaler has seen what a gradient holds: then it skips the step."""
+        """Return True if a scaler has seen what a gradient holds: then it skips the step."""
         births, _ = self._known(grad)
         return bool(births) and all(_SCALER in birth.reached for birth in births)
 
@@ -239,7 +239,7 @@ class Watch(TorchDispatchMode):
         self._stepping = max(0, self._stepping - 1)
 
     def _elsewhere(self) -> bool:
-        """Tell whether this is another thread of the program, not autograd's on a GPU."""
+        """Return True if this is another thread of the program, not autograd's on a GPU."""
         return threading.get_ident() != self._thread and not self._in_backward()
 
     @staticmethod
@@ -329,7 +329,7 @@ class Watch(TorchDispatchMode):
         self, func: Any, op: _Op, args: Any, kwargs: Any, gave: Sequence[Tensor],
         written: Sequence[Tensor], gone: Sequence[tuple[Values, Origin]], phase: Phase,
     ) -> None:  # fmt: skip
-        """Tell whether an op made what is not finite or passes it on; note it for its results."""
+        """Return True if an op made what is not finite or passes it on; note it for its results."""
         skip = {id(one) for one in written}
         read = [one for one in tensors_in([args, kwargs]) if id(one) not in skip]
         took = [(look_at(one), self._known(one)) for one in read]
@@ -462,7 +462,7 @@ class _Op:
 
 
 def mentions_values(error: BaseException) -> bool:
-    """Tell whether an exception speaks of inf or NaN."""
+    """Return True if an exception speaks of inf or NaN."""
     words = r"\b(nans?|infs?|infinite|infinity|non-?finite|finite)\b"
     return bool(re.search(words, str(error), re.IGNORECASE))
 

@@ -238,11 +238,11 @@ class Ranks:
             self._gradients = [0.0 if one.grad is None else _sum(one.grad) for one in weights]
 
     def moved(self) -> bool:
-        """Tell whether weights were given other storage, which wrappers do not notice."""
+        """Return True if weights were given other storage, which wrappers do not notice."""
         return any(_accumulator(p) is not node for p, node in self._nodes if p.requires_grad)
 
     def not_called(self, trained: list[torch.Tensor]) -> bool:
-        """Tell whether weights of wrapped models were trained, and none was called."""
+        """Return True if weights of wrapped models were trained, and none was called."""
         inside = {id(p) for one in self.wrapped for p in one.parameters()}
         return not self.called and any(id(one) in inside for one in trained)
 

@@ -123,7 +123,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Held:
+class GradSummary:
     """What lay in the gradients of one slot at a moment, in short."""
 
     empty: bool = True
@@ -168,7 +168,7 @@ class Backward(Event):
     dtype: torch.dtype | None = None  # of the loss
     value: float = math.nan  # of the loss, still scaled
     graph: Graph = Graph()
-    before: list[Held] = field(default_factory=list)
+    before: list[GradSummary] = field(default_factory=list)
     wanted: list[tuple[bool, ...]] = field(default_factory=list)
     arrived: dict[int, Gradient] = field(default_factory=dict)
     moved: bool = False  # the weights are not those that the update began with
@@ -279,7 +279,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Meddling:
+class Intervention:
     """What is done to gradients as they arrive.
 
     factor: they are multiplied by it
@@ -288,7 +288,7 @@ class Meddling:
     """
 
     factor: float = 1.0
-    poison: frozenset[tuple[int, int]] = frozenset()
+    inject_inf: frozenset[tuple[int, int]] = frozenset()
     bad: float = math.inf
     last: bool = False
 
@@ -315,7 +315,7 @@ class Training:
         self.slots = [Layout(one) for one in [*held, rest]]
 
     def has_other_parameters(self) -> bool:
-        """Tell whether an optimizer has lost parameters since, or some have another shape."""
+        """Return True if an optimizer has lost parameters since, or some have another shape."""
         for slot, optimizer in zip(self.slots[:-1], self.optimizers, strict=True):
             if not set(map(id, slot.parameters)) <= set(map(id, weights_of(optimizer))):
                 return True

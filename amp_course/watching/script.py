@@ -23,7 +23,7 @@ from amp_course.watching.records import (
     Backward,
     Call,
     Event,
-    Meddling,
+    Intervention,
     Region,
     Step,
     Training,
@@ -112,7 +112,7 @@ class ScriptObserver(Observer):
         self,
         training: Training,
         aside: Callable[[], AbstractContextManager[None]],
-        complete: Callable[[Update], Meddling | None],
+        complete: Callable[[Update], Intervention | None],
         script: Script,
     ) -> None:
         super().__init__(training, graphs=True)
@@ -185,9 +185,9 @@ class ScriptObserver(Observer):
             self.script.summaries.append(self._summary(update))
             self.script.recent = [*self.script.recent, update][-2:]
             self._start = [slot.copies() for slot in training.slots]
-            meddling = self._completed(update)
+            intervention = self._completed(update)
             self.update, self.call = Update(training.scales()), 0
-            self.meddling = meddling or Meddling()
+            self.intervention = intervention or Intervention()
             self._scaled = {key: one for key, one in self._scaled.items() if one[0]() is not None}
 
     def _summary(self, update: Update) -> Summary:

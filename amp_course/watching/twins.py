@@ -56,7 +56,7 @@ class Twin:
 
     @staticmethod
     def is_wanted(optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether an optimizer steps weights in 16 bits, and few enough."""
+        """Return True if an optimizer steps weights in 16 bits, and few enough."""
         weights = weights_of(optimizer)
         return (
             any(p.dtype in LOW_DTYPES for p in weights) and sum(map(Tensor.numel, weights)) <= _MOST
@@ -92,7 +92,7 @@ class Twin:
         return LostUpdates(pairs[0][0].dtype, self.steps, moved, wanted, share, plain)
 
 
-class Twins:
+class Fp32Shadow:
     """Twins of all optimizers that step weights in 16 bits, which step along with them.
 
     aside: a context for what is not part of the training

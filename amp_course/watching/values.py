@@ -67,7 +67,7 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether all elements are finite, or none can be seen."""
+    """Return True if all elements are finite, or none can be seen."""
     found = extremes(tensor)
     return found is None or (math.isfinite(found[0]) and math.isfinite(found[1]))
 
@@ -84,7 +84,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether a step will change nothing: a scaler tells a fused optimizer what it found."""
+    """Return True if a step will change nothing: a scaler tells a fused optimizer what it found."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and bool(found_inf.item())
 
@@ -115,7 +115,7 @@ def _values(
 
 
 def infinite_constants(values: Iterable[Any]) -> bool:
-    """Tell whether an op got inf or NaN as a number: `x.masked_fill(mask, float("-inf"))` does."""
+    """Return True if an op got inf or NaN as a number: `x.masked_fill(mask, float("-inf"))` does."""
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             return True

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from amp_course.debugging.dying import DyingRun
+from amp_course.debugging.dying import DivergingRun
 from amp_course.debugging.ranges import Reading, watch_ranges
 from amp_course.watching.readings import Kind
 
@@ -23,14 +23,16 @@ def reading(number: int, module: str, largest: float, kind: Kind = "activation",
     return Reading(number, module, kind, "fp16", largest, 1.0, 0.0, lost, headroom)
 
 
-def made_run(readings: list[Reading], losses: list[float], skipped: tuple[int, ...] = (), every: int = 1) -> DyingRun:
+def made_run(
+    readings: list[Reading], losses: list[float], skipped: tuple[int, ...] = (), every: int = 1
+) -> DivergingRun:
     ranges = watch_ranges(nn.Linear(1, 1), torch.float16, every=every)
     ranges.readings.extend(readings)
     ranges.passes = len(losses)
-    return DyingRun(ranges, tuple(losses), skipped)
+    return DivergingRun(ranges, tuple(losses), skipped)
 
 
-def dying() -> DyingRun:
+def dying() -> DivergingRun:
     """Six steps: block 2 gets hot in step 3, block 1 in step 4; step 5 is the last that steps; a gradient is inf in step 5."""
     largest = {
         "block1": [1.0, 2.0, 8.0, 20_000.0, 50_000.0, 60_000.0],
@@ -45,6 +47,6 @@ def dying() -> DyingRun:
     return made_run(readings, [2.0, 1.5, 1.25, 1.0, 1234.5, math.nan], skipped=(5, 6))
 
 
-def living() -> DyingRun:
+def living() -> DivergingRun:
     readings = [reading(step, module, 2.0) for step in range(1, 5) for module in ("a", "b")]
     return made_run(readings, [1.0, 0.9, 0.8, 0.7])

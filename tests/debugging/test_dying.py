@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from amp_course.debugging.dying import STEPS_AFTER_DEATH, DyingRun, record_dying_run, start_dying_run
+from amp_course.debugging.dying import STEPS_AFTER_DEATH, DivergingRun, record_dying_run, start_dying_run
 from amp_course.debugging.ranges import watch_ranges
 from amp_course.watching.readings import KINDS
 
@@ -16,11 +16,11 @@ ANY = watch_ranges(torch.nn.Linear(1, 1))
 
 
 @pytest.fixture(scope="module", params=[0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def run(request: pytest.FixtureRequest) -> DyingRun:
+def run(request: pytest.FixtureRequest) -> DivergingRun:
     return record_dying_run(seed=request.param)
 
 
-def first_within(run: DyingRun, doublings: float, modules: str = "") -> int | None:
+def first_within(run: DivergingRun, doublings: float, modules: str = "") -> int | None:
     """The first step in which an activation of some modules had no more than so many doublings left."""
     steps = [
         one.number
@@ -31,7 +31,7 @@ def first_within(run: DyingRun, doublings: float, modules: str = "") -> int | No
     return min(steps, default=None)
 
 
-def test_it_lives_for_thirty_steps_and_more_and_dies_for_good(run: DyingRun) -> None:
+def test_it_lives_for_thirty_steps_and_more_and_dies_for_good(run: DivergingRun) -> None:
     assert run.death is not None and 30 <= run.death <= 60 - STEPS_AFTER_DEATH
     assert len(run.losses) == run.death + STEPS_AFTER_DEATH
     assert not any(map(math.isfinite, run.losses[run.death - 1 :]))
@@ -41,14 +41,14 @@ def test_it_lives_for_thirty_steps_and_more_and_dies_for_good(run: DyingRun) -> 
     assert len({one.largest for one in weights[: run.death]}) > run.death / 2
 
 
-def test_it_learns_until_it_dies(run: DyingRun) -> None:
+def test_it_learns_until_it_dies(run: DivergingRun) -> None:
     assert run.death is not None
     alive = run.losses[: run.death - 1]
     assert alive[0] == pytest.approx(1.0, abs=0.01)  # outputs near 0, and so a relative error of 1
     assert all(after <= before + 1e-6 for before, after in itertools.pairwise(alive)) and alive[-1] < 0.5
 
 
-def test_it_is_hot_for_some_ten_steps_first_in_the_last_block(run: DyingRun) -> None:
+def test_it_is_hot_for_some_ten_steps_first_in_the_last_block(run: DivergingRun) -> None:
     four, two = first_within(run, 4), first_within(run, 2)
     assert run.death is not None and four is not None and two is not None
     assert run.death - four >= 7 and 2 <= run.death - two < run.death - four
@@ -90,4 +90,4 @@ def test_a_lower_rate_lives_longer() -> None:
     ((), None), ((1.0, -2.0), None), ((1.0, math.nan, 1.0), 2), ((-math.inf,), 1), ((1.0, 1.0, math.inf), 3),
 ])  # fmt: skip
 def test_death_is_the_first_loss_that_is_not_finite(losses: tuple[float, ...], death: int | None) -> None:
-    assert DyingRun(ANY, losses, ()).death == death
+    assert DivergingRun(ANY, losses, ()).death == death

@@ -13,7 +13,7 @@ from amp_course.diagnosis.nonfinite import Nonfinite
 from amp_course.diagnosis.rules.updates import PairRules
 from amp_course.diagnosis.rules.values import check_values
 from amp_course.watching.births import Line, is_of_a_library, readers_line
-from amp_course.watching.records import Backward, Event, Held, Step, Training, Update
+from amp_course.watching.records import Backward, Event, GradSummary, Step, Training, Update
 from amp_course.watching.script import Clip, Summary
 
 HERE = Line(__file__, 1)
@@ -33,7 +33,7 @@ class Case:
     def brings(self, *values: float, kept: float = 0.0, moved: bool = False) -> Backward:
         """A backward pass that brings a gradient, where one of norm `kept` lies."""
         gradient = self.training.slots[0].gradient([torch.tensor([values])])
-        before = [Held(kept == 0.0, True, kept), Held()]
+        before = [GradSummary(kept == 0.0, True, kept), GradSummary()]
         return Backward(0, line=HERE, arrived={0: gradient}, before=before, moved=moved)
 
     def steps(self, *values: float) -> Step:

@@ -275,14 +275,14 @@ def dtype_trace():
 
 
 def range_weather():
-    from amp_course.debugging.dying import DyingRun
+    from amp_course.debugging.dying import DivergingRun
     from amp_course.debugging.panel import RangeWeather
     from amp_course.debugging.ranges import watch_ranges
 
     model, x = wicked_model()
     with watch_ranges(model, every=1, bell=-float("inf")) as ranges:
         (loss := (model(x) * 1e5).sum()).backward()
-    panel = RangeWeather(DyingRun(ranges, (loss.item(),), (1,)))
+    panel = RangeWeather(DivergingRun(ranges, (loss.item(),), (1,)))
     panel.kind.value = "activation gradient"
     panel.first_heat.click()
     assert "img" in panel.message.value

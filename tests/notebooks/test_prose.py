@@ -34,6 +34,7 @@ INSTEAD = {
     r"\bhanded (in|on|over)\b": "passed",
     r"(?<!there )\bis no (number|int|float|tensor|function|list|dict|pair|dtype|class|module)\b": "is not a …",
     r"\bthe (check|test|judge|proxy|scaler|step) wants\b": "expects; asks for",
+    r"^(Tell|Say) whether\b": "Return True if …",
     r"\bdef _?about_": "check_…, find_…, describe_…",
 }
 

@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from amp_course.watching.graphs import _FP32_OPS, _LOSSES, look_at, next_node
 from amp_course.watching.observer import Observer
-from amp_course.watching.records import Backward, Call, Layout, Meddling, Region, Step, Training, Update
+from amp_course.watching.records import Backward, Call, Intervention, Layout, Region, Step, Training, Update
 from amp_course.watching.uses import steps_of
 
 
@@ -31,8 +31,8 @@ class Parts:
         with torch.autocast("cpu", dtype=torch.float16):
             return F.cross_entropy(self.model(self.x), self.y)
 
-    def observe(self, meddling: Meddling | None = None, updates: int = 1) -> Update:
-        with Observer(self.training, meddling, graphs=True) as observer:
+    def observe(self, intervention: Intervention | None = None, updates: int = 1) -> Update:
+        with Observer(self.training, intervention, graphs=True) as observer:
             for number in range(updates):
                 observer.next_call(number)
                 self.scaler.scale(self.loss()).backward()
@@ -81,13 +81,13 @@ def parts_loss(parts: Parts) -> float:
 
 
 def test_gradients_grow_by_the_factor_and_the_record_is_of_what_arrived() -> None:
-    plain, large = Parts().observe(), Parts().observe(Meddling(8.0))
+    plain, large = Parts().observe(), Parts().observe(Intervention(8.0))
     torch.testing.assert_close(large.backwards[0].arrived[0].values, plain.backwards[0].arrived[0].values)
     torch.testing.assert_close(large.steps()[0].gradient.values, 8 * plain.steps()[0].gradient.values)
 
 
 def test_an_inf_makes_the_scaler_skip_and_lower_the_scale() -> None:
-    seen = Parts().observe(Meddling(poison=frozenset([(0, 0)])))
+    seen = Parts().observe(Intervention(inject_inf=frozenset([(0, 0)])))
     assert not seen.steps() and seen.scales_after == [128.0] and not seen.spoilt[0]
 
 
@@ -110,7 +110,7 @@ def test_a_scaler_that_was_not_passed_is_a_stranger_and_a_disabled_one_is_not_se
         idle.scale(torch.ones(()))
         made = torch.amp.GradScaler("cpu")
         made.scale(torch.ones(()))
-    assert observer.strangers == [other] and observer.update.scalers_made == 1
+    assert observer.unknown_scalers == [other] and observer.update.scalers_made == 1
 
 
 def test_a_step_with_a_closure_is_noted_with_the_gradients_of_its_first_call() -> None:

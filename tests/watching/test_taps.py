@@ -21,7 +21,7 @@ from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.observer import Observer
 from amp_course.watching.ranges import watch_ranges
 from amp_course.watching.records import Step, Training
-from amp_course.watching.twins import Twins
+from amp_course.watching.twins import Fp32Shadow
 
 
 class Parts:
@@ -53,7 +53,7 @@ class Parts:
 def watched() -> Iterator[Parts]:
     """Parts in the middle of a training that everything watches."""
     parts, watch = Parts(), DoctorsWatch()
-    with parts.observer(), watch_ranges(parts.model, every=1), Twins(watch.aside).hooks(), watch:
+    with parts.observer(), watch_ranges(parts.model, every=1), Fp32Shadow(watch.aside).hooks(), watch:
         parts.step()
         yield parts
         parts.step()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_course.audit.arguments import several
+from amp_course.audit.arguments import as_list
 from amp_course.audit.snapshot import Snapshot
 from amp_course.checking.sandbox import sandbox
 from amp_course.diagnosis.nonfinite import Nonfinite
@@ -50,10 +50,10 @@ def first_nonfinite(
         )
     if steps < 1:
         raise ValueError(f"steps is {steps}: at least one step has to run.")
-    models = [one for one in several(model) if isinstance(one, nn.Module)]
+    models = [one for one in as_list(model) if isinstance(one, nn.Module)]
     error: BaseException | None = None
     with sandbox():
-        snapshot = Snapshot([*models, *several(optimizer), *several(scaler)], {"the step": step})
+        snapshot = Snapshot([*models, *as_list(optimizer), *as_list(scaler)], {"the step": step})
         watch = Watch(models)
         number = 0
         try:

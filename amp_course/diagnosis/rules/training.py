@@ -15,7 +15,7 @@ from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Findings, fix_text
 from amp_course.diagnosis.report import listed
 from amp_course.watching.births import Line, is_of_a_library
-from amp_course.watching.buried import Buried
+from amp_course.watching.buried import HiddenOverflow
 from amp_course.watching.counting import DoctorsWatch
 from amp_course.watching.modules import ModulesSeen
 from amp_course.watching.process import Made
@@ -118,7 +118,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype)[6:]
 
 
-def check_buried(buried: Buried) -> Findings:
+def check_buried(buried: HiddenOverflow) -> Findings:
     """Look for an overflow that left no trace and made a result wrong."""
     for path, error in buried.errors.items():
         birth = buried.births[path]

@@ -84,7 +84,7 @@ def cases(answer: Any, draw: random.Random) -> Iterator[Case]:
 
 
 def _round_trip(pack: Any, unpack: Any, codes: Tensor) -> str:
-    """Say whether two functions undo each other; asked only where `pack` alone is wrong."""
+    """Return True if two functions undo each other; asked only where `pack` alone is wrong."""
     try:
         return "right" if torch.equal(unpack(pack(codes), len(codes)).to(codes.dtype), codes) else "wrong"
     except Exception:

@@ -18,7 +18,7 @@ from amp_course.diagnosis.catalogue import finding
 from amp_course.diagnosis.findings import Finding
 from amp_course.diagnosis.report import Report
 from amp_course.kit.nested import copied, first_difference
-from amp_course.patterns.checkpoints.saving import several
+from amp_course.patterns.checkpoints.saving import as_list
 
 
 @dataclass
@@ -104,7 +104,7 @@ def _compare(build: Any, save: Any, load: Any, steps: int, stop: int, path: Path
 
 def _state(run: Run) -> dict[str, Any]:
     """Copy everything of a run that can be compared."""
-    models, optimizers = several(run.model), several(run.optimizer)
+    models, optimizers = as_list(run.model), as_list(run.optimizer)
     parameters = [p for model in models for p in model.parameters()]
     return {
         "weights": {
@@ -114,7 +114,7 @@ def _state(run: Run) -> dict[str, Any]:
         "optimizer": [copied(one.state_dict()["state"]) for one in optimizers],
         "scaler": None if run.scaler is None else dict(run.scaler.state_dict()),
         "scheduler": (
-            [one.state_dict().get("last_epoch") for one in several(run.scheduler)],
+            [one.state_dict().get("last_epoch") for one in as_list(run.scheduler)],
             [group["lr"] for one in optimizers for group in one.param_groups],
         ),
         "gradients": [None if p.grad is None else p.grad.clone() for p in parameters],

@@ -58,7 +58,7 @@ def save_checkpoint(
     what would need code to load, naming the entry. Raises CheckpointError if the file cannot be written; the old one stays.
     Example: save_checkpoint("run.pt", model=model, optimizer=optimizer, scaler=scaler, step=100) → Path("run.pt")
     """
-    models, optimizers = several(model), several(optimizer)
+    models, optimizers = as_list(model), as_list(optimizer)
     amp = scaler is not None and scaler.is_enabled()
     if scaler is not None and amp and _in_between(scaler):
         raise ValueError(
@@ -72,7 +72,7 @@ def save_checkpoint(
         "model": [one.state_dict() for one in models],
         "optimizer": [one.state_dict() for one in optimizers],
         "scaler": scaler.state_dict() if scaler is not None and amp else None,
-        "scheduler": [one.state_dict() for one in several(scheduler)],
+        "scheduler": [one.state_dict() for one in as_list(scheduler)],
         "gradients": [_gradients(one) for one in models] if micro_step else None,
         "random": current_random_state(),
         "data": data,
@@ -98,7 +98,7 @@ def load_checkpoint(
     Raises CheckpointError, and leaves everything as it was, for a file that is missing, truncated, no checkpoint, with code in
     it, from another model, optimizer or scheduler, or without a scaler's state where one is wanted.
     """
-    models, optimizers, schedulers = several(model), several(optimizer), several(scheduler)
+    models, optimizers, schedulers = as_list(model), as_list(optimizer), as_list(scheduler)
     content = read_checked(Path(path))
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise CheckpointError(
@@ -106,7 +106,7 @@ def load_checkpoint(
             "them with `model.load_state_dict(torch.load(path, weights_only=True))`."
         )
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    with _rolled_back(*optimizers, *schedulers, *several(scaler)):
+    with _rolled_back(*optimizers, *schedulers, *as_list(scaler)):
         checks.check_numbers(content, model=models, optimizer=optimizers, scheduler=schedulers)
         for one, state in zip(models, content["model"], strict=True):
             checks.check_model(one, state)
@@ -152,7 +152,7 @@ def _describe(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def several(value: Any) -> tuple[Any, ...]:
+def as_list(value: Any) -> tuple[Any, ...]:
     """Return a tuple of one or of several objects: None → ()."""
     return () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
 

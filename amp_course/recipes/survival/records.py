@@ -13,19 +13,19 @@ from typing import Any
 
 from amp_course.kit.errors import CourseError
 from amp_course.kit.paths import course_root
-from amp_course.recipes.survival.runs import Fate
+from amp_course.recipes.survival.runs import RunResult
 
 
 @dataclass(frozen=True)
 class SurvivalMap:
     """All outcomes of one run of the map, and where and when it was made."""
 
-    outcomes: tuple[Fate, ...]
+    outcomes: tuple[RunResult, ...]
     machine: str
     torch: str
     day: str
 
-    def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[Fate, ...]:
+    def cell(self, setting: str, recipe: str, batch_size: int) -> tuple[RunResult, ...]:
         """Return one cell's outcomes, one for each seed."""
         wanted = (setting, recipe, batch_size)
         return tuple(each for each in self.outcomes if (each.setting, each.recipe, each.batch_size) == wanted)
@@ -54,7 +54,7 @@ class SurvivalMap:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SurvivalMap:
         """Make the map again from `to_dict`'s numbers."""
-        rows = tuple(Fate(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"])
+        rows = tuple(RunResult(**row | {"first_loss": float(row["first_loss"])}) for row in data["outcomes"])
         return cls(rows, data["machine"], data["torch"], data["day"])
 
 

@@ -98,7 +98,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Fate:
+class RunResult:
     """How one run ended.
 
     accuracy: share of right answers on the 360 held-out digits, 0 … 1; None if it died
@@ -122,7 +122,7 @@ class Fate:
 
 def train_to_the_end(
     setting: Setting | str, recipe: BaseRecipe, batch_size: int, seed: int = 0, loss_fn: LossFn | None = None
-) -> Fate:
+) -> RunResult:
     """Train one cell of the map: SGD with momentum, the linear rule, warm-up and cosine; and say how it ended.
 
     loss_fn: (logits (batch, 10), targets (batch,)) → the loss; by default the setting's own
@@ -147,7 +147,7 @@ def train_to_the_end(
             break
     gave_up = step - _GIVEN_UP + 1 if idle == _GIVEN_UP else None
     died_at = gave_up if _finite(session.model) else step
-    return Fate(
+    return RunResult(
         setting.name,
         recipe.name,
         batch_size,

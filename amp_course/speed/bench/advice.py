@@ -83,7 +83,7 @@ def recommend(page: Page) -> Recommendation:
 
 
 def helped(result: Result) -> bool:
-    """Say whether a recipe made a training faster by more than its times spread."""
+    """Return True if a recipe made a training faster by more than its times spread."""
     return result.measured >= HELPED and result.spread[0] > 1
 
 
@@ -201,8 +201,8 @@ def _describe_tf32(page: Page) -> list[str]:
     return [f'TF32 alone, without autocast: {gain} times as fast, by torch.set_float32_matmul_precision("high").']
 
 
-def _count(outcomes: Sequence[_Outcome], one: str, several: str) -> str:
-    first, _, rest = several.partition(" ")
+def _count(outcomes: Sequence[_Outcome], one: str, as_list: str) -> str:
+    first, _, rest = as_list.partition(" ")
     number = {2: "two", 3: "three"}.get(len(outcomes), str(len(outcomes)))
     return one if len(outcomes) == 1 else f"{first} {number} {rest}".strip()
 

@@ -93,7 +93,7 @@ def _kinds(name: str, args: Any, kwargs: Any) -> list[str]:
 
 
 def _is_host(target: Any) -> bool:
-    """Tell whether what was passed to `.to()` or `.type()` names the CPU: "cpu:0", torch.FloatTensor, "torch.FloatTensor".
+    """Return True if what was passed to `.to()` or `.type()` names the CPU: "cpu:0", torch.FloatTensor, "torch.FloatTensor".
 
     A torch.device does not count: here `.to(inputs.device)` gives the CPU, and on a GPU it means that.
     """

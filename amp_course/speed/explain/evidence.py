@@ -119,7 +119,7 @@ class _Watch(OpCounter):
 
 
 def _in_optimizer(frame: Any) -> bool:
-    """Tell whether torch's optimizer asked: on a CPU it reads its own step count, which costs nothing worth naming."""
+    """Return True if torch's optimizer asked: on a CPU it reads its own step count, which costs nothing worth naming."""
     for _ in range(12):
         if frame is None:
             return False

@@ -123,7 +123,7 @@ def own_kind(op: Op) -> str:
 
 
 def is_low(op: Op) -> bool:
-    """Tell whether an op computes in 16 bits or fewer: its first floating-point input does."""
+    """Return True if an op computes in 16 bits or fewer: its first floating-point input does."""
     return next((dtype in LOW for dtype in op.dtypes if dtype in _FLOATS), False)
 
 

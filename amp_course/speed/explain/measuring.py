@@ -121,7 +121,7 @@ def _low_dtype(evidence: Evidence, device: torch.device) -> torch.dtype:
 
 
 def _may_change(threads: int, cores: int) -> bool:
-    """Tell whether another number of threads is worth a trial: more than cores never pay; fewer may be somebody's choice."""
+    """Return True if another number of threads is worth a trial: more than cores never pay; fewer may be somebody's choice."""
     return threads > cores or (threads < cores and not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys())
 
 

@@ -112,7 +112,7 @@ def check_slow_formats(found: Findings) -> Iterator[Advice]:
 
 
 def _asks_for_fp32(cast: CastSeen) -> bool:
-    """Tell whether a line of the reader's own asks for a cast up, by its words: autocast's casts have lines that call ops."""
+    """Return True if a line of the reader's own asks for a cast up, by its words: autocast's casts have lines that call ops."""
     up = cast.forward and cast.before in LOW and cast.after not in LOW
     return up and cast.line is not None and bool(_UP.search(cast.line.text))
 

@@ -60,7 +60,7 @@ class Sample:
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file is Python's, an installed package's, or part of this tool."""
+    """Return True if a file is Python's, an installed package's, or part of this tool."""
     return file.startswith((*_LIBRARIES, *_HERE, "<frozen ")) or "site-packages" in file
 
 

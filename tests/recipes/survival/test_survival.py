@@ -16,7 +16,7 @@ from amp_course.recipes.survival import (
     IMAGENET,
     SETTINGS,
     SIZES,
-    Fate,
+    RunResult,
     SurvivalMap,
     find_setting,
     first_step,
@@ -124,7 +124,7 @@ def test_no_record(monkeypatch, tmp_path):
 
 
 def test_round_trip():
-    row = Fate("raw", "o3", 512, 0, 0.1, 1, None, 0, 0, math.inf)
+    row = RunResult("raw", "o3", 512, 0, 0.1, 1, None, 0, 0, math.inf)
     found = SurvivalMap((row,), "a machine", "2.13.0", "2026-11-21")
     assert SurvivalMap.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     assert found.deaths("raw", "o3") == {512: 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amp_course.watching.records import Layout, Meddling
+from amp_course.watching.records import Intervention, Layout
 
 
 def added(now: Tensor | None, before: Tensor | None) -> Tensor | None:
@@ -36,15 +36,15 @@ def enlarge(p: Tensor, before: Tensor | None, added: Tensor, factor: float) -> N
         p.grad.detach().copy_(before + added * factor)
 
 
-def poison(slot: Layout, meddling: Meddling) -> None:
+def inject_inf(slot: Layout, intervention: Intervention) -> None:
     """Put an inf or NaN into one gradient of a slot."""
-    for p in reversed(slot.parameters) if meddling.last else slot.parameters:
+    for p in reversed(slot.parameters) if intervention.last else slot.parameters:
         grad = None if p.grad is None else p.grad.detach()
         if grad is None or not grad.numel():
             continue
         if grad.layout == torch.strided:
-            grad[(0,) * grad.dim()] = meddling.bad
+            grad[(0,) * grad.dim()] = intervention.bad
             return
         if grad._nnz():
-            grad._values().view(-1)[0] = meddling.bad
+            grad._values().view(-1)[0] = intervention.bad
             return
