@@ -167,9 +167,10 @@ def _write(args: argparse.Namespace) -> int:
     except (CourseError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("It asks to double a number, and works. Change it; see what an answer gets by")
+    print("It asks to double a tensor, and works. Change it; see what an answer gets by")
     print(f"    python -m amp_course.authoring try {args.name} answer.py")
     print(f"then: make notebooks exercises && pytest tests/exercises -k {args.name}")
+    print("Where the chapter says how many exercises it has, and their minutes, add this one.")
     return 0
 
 

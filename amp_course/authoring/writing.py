@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import builtins
+import importlib.util
+import keyword
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,17 +15,16 @@ from typing import Any
 import nbformat
 
 from amp_course.checking import Exercise, Results
-from amp_course.checking.differences import MISSING, alike
+from amp_course.checking.differences import MISSING, alike, describe
 from amp_course.checking.judging import Case, Judge
+from amp_course.checking.limit import TimeUp, within
 from amp_course.checking.solutions import solution_code
 from amp_course.course import CHAPTERS, Chapter, find
 from amp_course.kit.errors import CourseError
 from amp_course.kit.paths import course_root
-from amp_course.kit.table import text_table
 
 _HERE = Path(__file__).parent
-_MOST = 12  # outputs that are shown
-_WIDE = 34  # characters of each
+_MOST = 12  # wrong outputs that are shown
 
 
 def new(chapter_name: str, name: str) -> list[Path]:
@@ -33,8 +33,10 @@ def new(chapter_name: str, name: str) -> list[Path]:
     Raises CourseError for a name that is no Python name, or is taken.
     """
     chapter = find(chapter_name)
-    if not name.isidentifier() or name != name.lower():
+    if not name.isidentifier() or name != name.lower() or keyword.iskeyword(name):
         raise CourseError(f"{name!r} cannot name a function: use small letters and underscores.")
+    if hasattr(builtins, name) or importlib.util.find_spec(name):
+        raise CourseError(f"{name!r} would hide Python's or a library's name: choose another.")
     root = course_root()
     exercises = root / "amp_course" / chapter.word / "exercises"
     if (exercises / f"{name}.py").exists():
@@ -70,35 +72,54 @@ def _listed(path: Path, chapter: Chapter, name: str) -> Path:
 
 
 def _solved(chapter: Chapter, name: str) -> Path:
-    """Add the exercise's two cells to the end of the chapter's solutions."""
+    """Add the exercise's heading and cells to the chapter's solutions, before the closing cell."""
     path = course_root() / "solutions" / f"{chapter.stem}.ipynb"
     book = nbformat.read(path, as_version=4)
     source = (
-        f'def {name}(x):\n    """Return twice x."""\n    ### BEGIN SOLUTION\n    return 2 * x\n'
+        f'def {name}(x):\n    """Return twice the numbers of x."""\n    ### BEGIN SOLUTION\n    return 2 * x\n'
         f"    ### END SOLUTION\n\n\nexercises.{name}.check({name})"
     )
-    answer = nbformat.v4.new_code_cell(source, metadata={"tags": [f"answer-{name}"]})
-    book.cells += [nbformat.v4.new_code_cell(f"exercises.{name}"), answer]
+    number = len(chapter.exercises()) + 1
+    book.cells[-1:-1] = [
+        nbformat.v4.new_markdown_cell(f"## {number}. Double it"),
+        nbformat.v4.new_code_cell(f"exercises.{name}"),
+        nbformat.v4.new_code_cell(source, metadata={"tags": [f"answer-{name}"]}),
+    ]
     nbformat.write(book, path)
     return path
 
 
 def try_answer(name: str, file: Path | None) -> str:
-    """Return the verdict on an answer, and its outputs next to the right ones; no progress is kept.
+    """Judge an answer and say which outputs are wrong, case by case; no progress is kept.
 
     name: "update_rule" or "scaler.update_rule"
-    file: Python code that defines the answer; by default the cell of the solutions
+    file: Python code that defines the answer, after the imports of the chapter's notebook; by
+          default the cell of the solutions
     """
     exercise = _exercise(name)
-    code = file.read_text("utf-8") if file else _solution(exercise)
+    code = file.read_text("utf-8") if file else solution_code(exercise.chapter, exercise.name)
     with tempfile.TemporaryDirectory() as work:
         os.environ["AMP_COURSE_WORK"] = work
         answer = _answer(exercise, code)
         outcome = exercise.check(answer)
+    judge = exercise.judge
+    assert isinstance(judge, Judge)
     lines = [] if outcome.mistake is None else [f"the mistake: {outcome.mistake}"]
-    if isinstance(exercise.judge, Judge):
-        right, mine = (exercise.judge.run(one, 0) for one in (exercise.judge.right, answer))
-        lines.append(text_table(_rows(exercise.judge, right, mine)))
+    try:
+        mine = _outputs(within(exercise.seconds, lambda: judge.run(answer, 0)))
+    except TimeUp:
+        return "\n".join([*lines, "the answer did not end, so there are no outputs to compare"])
+    right = _outputs(judge.run(judge.right, 0))
+    wrong = [key for key in mine if not alike(mine[key], right.get(key, MISSING), judge.tolerance)]
+    agree = len(mine) - len(wrong)
+    lines.append(f"{agree} of {len(right)} outputs are right, {len(wrong)} are wrong")
+    for case, output, again in wrong[:_MOST]:
+        want, got = right.get((case, output, again), MISSING), mine[case, output, again]
+        said = describe(output, want, got, judge.show, judge.tolerance)
+        if want is MISSING:  # it raised, or returned what is no answer at all
+            said = f"{output}: {judge.show(got)}"
+        lines.append(f"- {case or 'in every case'}{' (again)' * again}: {said}")
+    lines += [f"- … {len(wrong) - _MOST} more"] if len(wrong) > _MOST else []
     return "\n".join(lines)
 
 
@@ -111,18 +132,19 @@ def _exercise(name: str) -> Exercise:
     return found[0]
 
 
-def _solution(exercise: Exercise) -> str:
-    """Return the solved cell, after all imports of its notebook."""
+def _imports(exercise: Exercise) -> str:
+    """Return all imports of the chapter's solutions, which an answer in a notebook finds."""
     path = course_root() / "solutions" / f"{find(exercise.chapter).stem}.ipynb"
     cells = [one.source for one in nbformat.read(path, as_version=4).cells if one.cell_type == "code"]
     lines = [line for cell in cells for line in cell.splitlines()]
-    imports = [line for line in lines if line.startswith(("import ", "from ")) and "(" not in line]
-    return "\n".join([*imports, solution_code(exercise.chapter, exercise.name)])
+    starts = ("import ", "from ")
+    return "\n".join(line for line in lines if line.startswith(starts) and "(" not in line)
 
 
 def _answer(exercise: Exercise, code: str) -> Any:
     """Return what the code hands to `exercises.NAME.check`, or what bears the exercise's name."""
     names: dict[str, Any] = {}
+    exec(_imports(exercise), names)
     tree = ast.parse(code)
     ends = f"{exercise.name}.check"
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
@@ -137,22 +159,14 @@ def _answer(exercise: Exercise, code: str) -> Any:
     raise CourseError(f"the code defines no {exercise.name}: define it, or hand it to {ends}.")
 
 
-def _rows(judge: Judge, right: list[Case], mine: list[Case]) -> list[list[str]]:
-    """Return the outputs that differ, or the first ones if none does, with a head."""
-    differ, agree = list[list[str]](), list[list[str]]()
-    for want, got in itertools.zip_longest(_outputs(right), _outputs(mine), fillvalue=("", "", MISSING)):
-        same = want[:2] == got[:2] and alike(want[2], got[2], judge.tolerance)
-        shown = [" ".join(judge.show(one[2]).split())[:_WIDE] for one in (want, got)]
-        case, output = (want if want[1] else got)[:2]
-        (agree if same else differ).append([case, output, *shown, "" if same else "differs"])
-    return [["case", "output", "right", "yours", ""], *(differ or agree)[:_MOST]]
-
-
-def _outputs(cases: list[Case]) -> Iterator[tuple[str, str, Any]]:
-    """Yield case, output and value, one result of many calls after the other."""
-    for case in cases:
+def _outputs(cases: list[Case]) -> dict[tuple[str, str, bool], Any]:
+    """Return (case, output, again) → value, the results of many calls one by one."""
+    found: dict[tuple[str, str, bool], Any] = {}
+    for number, case in enumerate(cases):
         for output, value in case.outputs.items():
             if isinstance(value, Results):
-                yield from ((name, output, one) for name, one in value.items())
+                found |= {(name, output, case.again): one for name, one in value.items()}
             else:
-                yield case.name, output, value
+                name = case.name or (f"case {number + 1}" if len(cases) > 1 else "")
+                found[name, output, case.again] = value
+    return found

@@ -34,13 +34,15 @@ def test_ids_and_numbers_are_in_order():
 @pytest.mark.parametrize(("chapter", "exercise"), EXERCISES, ids=IDS)
 def test_stored_solution_reports_correct(chapter, exercise):
     outputs = answer_cell(chapter, exercise).outputs
+    assert outputs, "it was not run: `make notebooks`"
     assert len(outputs) == 1 and outputs[0].data["text/plain"].startswith("Correct.")
 
 
 @pytest.mark.parametrize(("chapter", "exercise"), EXERCISES, ids=IDS)
 def test_solution_is_judged_correct_and_its_blank_not_attempted(chapter, exercise):
     master = answer_cell(chapter, exercise)
-    blank = next(c for c in book("exercises", chapter).cells if c.id == master.id)
+    blank = next((c for c in book("exercises", chapter).cells if c.id == master.id), None)
+    assert blank is not None, "it is not in exercises/: `make exercises`"
     for source, state in ((master.source, "correct"), (blank.source, "not attempted")):
         names = {}
         setup = "\n".join(
