@@ -72,7 +72,8 @@ def test_each_mistake_is_told_as_itself_whatever_is_drawn(exercise: Exercise, se
         mine = judge.run(mistake.made_of(judge.right), seed) if seed else list(played(mistake))
         wrong = judge.explain(mine, right, played)
         assert wrong is not None, f"{mistake.name!r} is right in every case: add a case that shows it, or drop it"
-        alike = f"{mistake.name!r} does what {wrong.mistake!r} does up to the first wrong output: list another output first, or add evidence"
+        alike = f"{mistake.name!r} does what {wrong.mistake!r} does up to the first wrong output"
+        alike += ": list another output first, or add evidence"
         assert wrong.mistake == mistake.name, f"{alike}. What it is told: {wrong}"
         if seed == 0:
             record_property(DIAGNOSIS, (exercise.id, mistake.name, str(wrong)))
