@@ -1,0 +1,61 @@
+"""A child is ended with all that it started, whatever sessions these are in; what keeps it from starting is said."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from amp_course.kit.children import TOKEN, Child, ChildError, family
+
+# A process that ignores SIGTERM and starts another in a session of its own.
+CODE = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def runs(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def started():
+    child = Child([sys.executable, "-c", CODE], stdout=subprocess.PIPE)
+    yield child, int(child.stdout.readline())
+    child.end(0.0)
+    child.stdout.close()
+
+
+def test_its_family_is_found_and_ended(started):
+    child, grandchild = started
+    assert {one.pid for one in family(child.token)} == {child.pid, grandchild}
+    child.end(0.2)
+    assert child.poll() is not None and not runs(grandchild) and family(child.token) == []
+    child.end()  # nothing is left to do
+
+
+def test_without_psutil_its_group_is_ended(started, monkeypatch):
+    child, grandchild = started
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "psutil", None)
+        began = time.monotonic()
+        child.end(0.2)
+        assert time.monotonic() - began < 4 and child.poll() is not None
+    assert runs(grandchild)  # in a session of its own, where nobody finds it
+
+
+def test_what_cannot_be_started_is_said():
+    with pytest.raises(ChildError, match="a new process could not be started: No such file"):
+        Child(["/no/such/program"])
+
+
+def test_the_variables_are_those_passed_and_the_token(tmp_path):
+    code = "import os; print(sorted(os.environ))"
+    child = Child([sys.executable, "-c", code], {"ONE": "1"}, stdout=subprocess.PIPE)
+    said, _ = child.communicate()
+    assert TOKEN in said.decode() and "ONE" in said.decode() and "HOME" not in said.decode()
