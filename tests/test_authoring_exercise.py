@@ -1,6 +1,7 @@
 """A new exercise works as it is written, and an answer can be tried from the command line."""
 
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -74,7 +75,9 @@ def test_a_name_that_will_not_do_is_refused(course, capsys, chapter, name, said)
 
 
 def test_an_answer_is_tried(tmp_path, capsys, monkeypatch):
+    before = dict(os.environ)
     assert authoring.main(["try", "update_rule"]) == 0
+    assert dict(os.environ) == before
     said = capsys.readouterr().out
     assert "Correct." in said and ", 0 are wrong" in said
     file = tmp_path / "answer.py"

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from string import Template
 from typing import Any
+from unittest import mock
 
 import nbformat
 
@@ -98,8 +99,10 @@ def try_answer(name: str, file: Path | None) -> str:
     """
     exercise = _exercise(name)
     code = file.read_text("utf-8") if file else solution_code(exercise.chapter, exercise.name)
-    with tempfile.TemporaryDirectory() as work:
-        os.environ["AMP_COURSE_WORK"] = work
+    with (
+        tempfile.TemporaryDirectory() as work,
+        mock.patch.dict(os.environ, AMP_COURSE_WORK=work),
+    ):
         answer = _answer(exercise, code)
         outcome = exercise.check(answer)
     judge = exercise.judge
